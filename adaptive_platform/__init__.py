@@ -1,0 +1,1 @@
+"""Adaptive Platform: elastic, adaptive-batch training on Ray."""

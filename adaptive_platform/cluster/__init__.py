@@ -1,0 +1,1 @@
+"""Ray: workers, the driver's side of a run, signals, resources."""

@@ -1,0 +1,1 @@
+"""Reductions: plans as data, process groups that can be rebuilt, executors."""

@@ -1,0 +1,1 @@
+"""Batch controllers and learning-rate rules: summaries and limits in, decisions out."""

@@ -1,0 +1,1 @@
+"""Networks by name, and the normalization policies that a moving batch needs."""

@@ -1,0 +1,1 @@
+"""Records of a run: schema, Parquet journal, live line, HTML report."""

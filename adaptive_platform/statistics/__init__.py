@@ -1,0 +1,1 @@
+"""Estimators: squared norms and counts in, GradientSummary out."""

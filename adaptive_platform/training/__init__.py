@@ -1,0 +1,1 @@
+"""One committed step, the loop around it, precision, evaluation and checkpoints."""
