@@ -46,9 +46,7 @@ class Duration:
         if isinstance(given, Duration):
             return given
         if isinstance(given, bool) or not isinstance(given, (int, float, str)):
-            raise ValueError(
-                "write a number of epochs, or number and unit, such as `100 steps`"
-            )
+            raise ValueError("write a number of epochs, or number and unit, such as `100 steps`")
         match = _TEXT.match(str(given))
         name = _ALIASES.get(match["unit"], match["unit"]) if match else ""
         if match is None or name not in {unit.value for unit in Unit}:
@@ -96,6 +94,11 @@ class Progress:
     def epochs(self) -> float:
         """Fractional epochs of training done: samples / dataset size."""
         return self.samples / self.dataset_size
+
+    @property
+    def position(self) -> float:
+        """Fractional epochs of the data order that lie behind: epoch + cursor / dataset size."""
+        return self.epoch + self.cursor / self.dataset_size
 
     def elapsed(self, unit: Unit) -> float:
         """Training done so far, counted in `unit`."""

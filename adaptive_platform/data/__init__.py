@@ -1,1 +1,1 @@
-"""From (seed, epoch, cursor) to micro-batches: readers, global order, shares, augmentation, prefetch."""
+"""From (seed, epoch, cursor) to micro-batches: readers, order, shares, augmentation, prefetch."""

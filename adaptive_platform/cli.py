@@ -1,0 +1,116 @@
+"""The command line: read words, call a function, print."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from adaptive_platform.errors import UserError
+
+__all__ = ["app", "main"]
+
+_COMMAND_TIME = time.time()
+
+app = typer.Typer(
+    name="adaptive-platform",
+    help="Elastic, adaptive-batch training on Ray.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+_Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[RECIPE] [FIELD=VALUE]...",
+        help="A shipped recipe or a YAML file, then fields to change, such as workers=2.",
+    ),
+]
+
+
+@app.command()
+def train(
+    words: _Words = None,
+    address: Annotated[
+        str | None, typer.Option(help="Ray cluster to join, such as `auto`; a local Ray if absent.")
+    ] = None,
+) -> None:
+    """Train a recipe (`quickstart` if none is named) to its end."""
+    from rich.console import Console  # noqa: PLC0415
+
+    from adaptive_platform.cluster.trainer import train as run  # noqa: PLC0415
+
+    recipe, overrides = split_words(words or [])
+    if address is not None:
+        overrides.append(f"address={address}")
+    console = Console()
+    result = run(recipe, *overrides, console=console, command_time=_COMMAND_TIME)
+    if result.exit_code == 1:
+        typer.echo(f"failed: {result.message}", err=True)
+    raise typer.Exit(result.exit_code)
+
+
+@app.command()
+def report(
+    run_dirs: Annotated[list[str], typer.Argument(metavar="RUN_DIR...", help="Run directories.")],
+    out: Annotated[str, typer.Option(help="File to write.")] = "",
+    form: Annotated[str, typer.Option("--format", help="html or png.")] = "html",
+) -> None:
+    """Write a report of one run, or compare several."""
+    from adaptive_platform.report.run_data import read_run  # noqa: PLC0415
+
+    if form not in ("html", "png"):
+        raise UserError(f"--format = {form}: must be html or png.")
+    runs = [read_run(run_dir) for run_dir in run_dirs]
+    target = out or (f"{run_dirs[0]}/report.{form}" if len(runs) == 1 else f"comparison.{form}")
+    if form == "html":
+        from adaptive_platform.report.html import write_html  # noqa: PLC0415
+
+        write_html(runs, target)
+    else:
+        from adaptive_platform.report.png import write_png  # noqa: PLC0415
+
+        write_png(runs, target)
+    typer.echo(target)
+
+
+@app.command()
+def recipes() -> None:
+    """List the shipped recipes."""
+    from adaptive_platform.recipe import shipped_recipes  # noqa: PLC0415
+
+    found = shipped_recipes()
+    width = max((len(name) for name in found), default=0)
+    for name, description in found.items():
+        typer.echo(f"{name:{width}}  {description}")
+
+
+def split_words(words: list[str]) -> tuple[str | None, list[str]]:
+    """Tell the recipe from the `field=value` words.
+
+    Raises:
+        UserError: A second word that is not an override.
+    """
+    if words and "=" not in words[0]:
+        recipe, rest = words[0], words[1:]
+    else:
+        recipe, rest = None, words
+    for word in rest:
+        if "=" not in word:
+            raise UserError(f"{word}: write overrides as field=value, such as workers=2.")
+    return recipe, list(rest)
+
+
+def main() -> None:
+    """Entry point: the user's mistakes are one message on stderr and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        typer.echo("interrupted", err=True)
+        sys.exit(130)

@@ -1,0 +1,57 @@
+"""What Ray Train does on each worker process before training: signals, and early imports.
+
+Ray's TorchTrainer would start a default process group, which can't outlive a lost peer, and pull
+torch into its controller, which costs seconds of start-up; a backend without both is enough here.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+from ray.train.backend import Backend, BackendConfig
+
+__all__ = ["AdaptiveBackendConfig", "stop_signalled"]
+
+_stop = threading.Event()
+
+
+def stop_signalled() -> bool:
+    """True when this worker process received SIGTERM since training began."""
+    return _stop.is_set()
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    _stop.set()
+
+
+def _prepare_worker() -> None:
+    """Runs on the worker's main thread; training itself runs on another one, which can't do this.
+
+    A preempted node sends SIGTERM: all workers then finish the step, save and leave together.
+    """
+    _stop.clear()
+    signal.signal(signal.SIGTERM, _on_signal)
+    threading.Thread(target=_import_early, name="early-import", daemon=True).start()
+
+
+def _import_early() -> None:
+    import torch  # noqa: F401, PLC0415  # the slowest import, begun while Ray still wires up
+
+
+class _AdaptiveBackend(Backend):  # type: ignore[misc]
+    share_cuda_visible_devices = True
+
+    def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
+        worker_group.execute(_prepare_worker)
+
+
+class AdaptiveBackendConfig(BackendConfig):  # type: ignore[misc]
+    """Names the backend to Ray Train."""
+
+    @property
+    def backend_cls(self) -> type[Backend]:
+        """The backend's class."""
+        return _AdaptiveBackend

@@ -1,0 +1,138 @@
+"""The run directory seen from the driver: chosen, checked and cleared up before and after a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from adaptive_platform.errors import UserError
+from adaptive_platform.recipe import Recipe
+from adaptive_platform.report.storage import join, open_location, read_bytes, write_bytes
+from adaptive_platform.settings import user_error
+
+__all__ = ["RunDirectory", "recipe_of_run"]
+
+_RECIPE = "recipe.yaml"
+
+
+@dataclass(slots=True)
+class RunDirectory:
+    """Where a run keeps what it makes."""
+
+    path: str
+    """Absolute path or URI."""
+    recipe: Recipe
+    """With `out` filled in."""
+    fresh: bool
+    """True when this run made the directory."""
+    _kept: bool = field(default=False, init=False)
+
+    @classmethod
+    def prepare(cls, recipe: Recipe) -> RunDirectory:
+        """Make or check the directory that `recipe` asks for, and write `recipe.yaml` into it.
+
+        Raises:
+            UserError: It can't be written, holds another run, or there is nothing to resume.
+        """
+        resuming = recipe.resume is not None
+        path = _absolute(recipe.resume or recipe.out or _default(recipe.name))
+        if resuming and recipe.out is not None and _absolute(recipe.out) != path:
+            raise UserError(
+                f"out = {recipe.out}: a resumed run goes on in its own directory {path}. "
+                "Leave `out` away."
+            )
+        recipe = recipe.model_copy(update={"out": path})
+        system, root = _open("resume" if resuming else "out", path)
+        known = read_bytes(system, join(root, _RECIPE)) is not None
+        if resuming and not known:
+            raise UserError(
+                f"resume = {recipe.resume}: this is no run directory (no {_RECIPE} in it). "
+                "Name the directory that the run printed."
+            )
+        if known and not resuming:
+            raise UserError(
+                f"out = {path}: it already holds a run. Continue that one with resume={path}, or "
+                "choose another directory."
+            )
+        stored = recipe.model_copy(update={"resume": None})
+        try:
+            system.create_dir(root, recursive=True)
+            write_bytes(system, join(root, _RECIPE), stored.to_yaml().encode())
+        except OSError as error:
+            raise UserError(
+                f"out = {path}: can't be written ({error.strerror or error}). Choose a directory "
+                "that you may write to."
+            ) from None
+        return cls(path, recipe, fresh=not resuming)
+
+    def keep(self) -> None:
+        """The run left something worth keeping."""
+        self._kept = True
+
+    @contextmanager
+    def cleared_if_unused(self) -> Iterator[None]:
+        """Remove a fresh directory when the run inside never came to its first step."""
+        system, root = open_location(self.path)
+        try:
+            yield
+        finally:
+            ray_folder = join(root, ".ray")
+            if system.get_file_info(ray_folder).is_file or _exists(system, ray_folder):
+                system.delete_dir(ray_folder)
+            if self.fresh and not self._kept:
+                system.delete_dir(root)
+
+
+def recipe_of_run(run_dir: str) -> dict[str, Any]:
+    """The content of a run directory's `recipe.yaml`.
+
+    Raises:
+        UserError: There is none, or it is not a recipe.
+    """
+    system, root = _open("resume", _absolute(run_dir))
+    data = read_bytes(system, join(root, _RECIPE))
+    if data is None:
+        raise UserError(
+            f"resume = {run_dir}: this is no run directory (no {_RECIPE} in it). Name the "
+            "directory that the run printed."
+        )
+    content = yaml.safe_load(data)
+    try:
+        Recipe.model_validate(content)
+    except ValidationError as error:
+        raise user_error(error, Recipe, f"{run_dir}/{_RECIPE}") from None
+    assert isinstance(content, dict)
+    return content
+
+
+def _open(field_name: str, path: str) -> tuple[Any, str]:
+    try:
+        return open_location(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{field_name} = {path}: {error}") from None
+
+
+def _exists(system: Any, path: str) -> bool:
+    from pyarrow import fs  # noqa: PLC0415
+
+    return bool(system.get_file_info(path).type != fs.FileType.NotFound)
+
+
+def _absolute(path: str) -> str:
+    return path if "://" in path else str(Path(path).expanduser().absolute())
+
+
+def _default(name: str) -> str:
+    """`runs/<name>-<time>`, with a number behind it where two runs start in one second."""
+    base = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path, number = base, 2
+    while path.exists():
+        path, number = base.with_name(f"{base.name}-{number}"), number + 1
+    return str(path)

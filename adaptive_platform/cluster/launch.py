@@ -1,0 +1,170 @@
+"""The driver's side of a run: start or join Ray, start the workers, show, stop, and sum up."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from types import FrameType
+from typing import Any
+
+import ray
+from rich.console import Console
+
+from adaptive_platform.cluster.directory import RunDirectory
+from adaptive_platform.cluster.mailbox import open_mailbox
+from adaptive_platform.cluster.monitor import Monitor
+from adaptive_platform.cluster.ray_session import ray_session, resources_for
+from adaptive_platform.cluster.worker import Job
+from adaptive_platform.recipe import Recipe
+from adaptive_platform.report.records import RunResult
+from adaptive_platform.report.result import write_result
+from adaptive_platform.report.wording import summary_lines
+
+__all__ = ["launch"]
+
+_POLL_SECONDS = 0.2
+
+
+def launch(
+    recipe: Recipe,
+    *,
+    console: Console | None = None,
+    command_time: float | None = None,
+    **brought: Any,
+) -> RunResult:
+    """Run a recipe on Ray to its end.
+
+    Args:
+        recipe: What to run, where to, on how many workers.
+        console: Where people read; None for silence.
+        command_time: When the user's command began, in seconds since 1970, for the start-up
+            account; now where None.
+        **brought: The user's own `model`, `train_data`, `eval_data`, `classes`, `loss`, as in
+            `worker.Job`.
+
+    Returns:
+        How it ended. A failed run is returned, not raised.
+
+    Raises:
+        UserError: The input can't work; nothing is left behind.
+    """
+    monitor = Monitor(console, command_time or time.time())
+    monitor.mark("imported", time.time())
+    directory = RunDirectory.prepare(recipe)
+    recipe = directory.recipe
+    with directory.cleared_if_unused(), ray_session(recipe) as session:
+        monitor.mark("ray", time.time())
+        scaling = resources_for(recipe, session)
+        mailbox = open_mailbox()
+        job = Job(
+            recipe=recipe,
+            run_dir=directory.path,
+            mailbox=mailbox,
+            must_resume=recipe.resume is not None,
+            **brought,
+        )
+        with _asked_to_stop(mailbox, monitor) as asked:
+            error = _run_trainer(job, scaling, mailbox, monitor)
+        monitor.close()
+        result = monitor.result(error, asked.exit_code)
+        if result.exit_code != 2 or monitor.any_step:
+            directory.keep()
+            result = _publish(directory.path, recipe, result, session.logs)
+    if console is not None and (result.exit_code != 2 or monitor.any_step):
+        for line in summary_lines(asdict(result), directory.path):
+            console.print(line, highlight=False, markup=False)
+    return result
+
+
+def _run_trainer(job: Job, scaling: Any, mailbox: Any, monitor: Monitor) -> BaseException | None:
+    """Fit on a thread of its own, so that this one can show progress and take signals."""
+    from ray.train import FailureConfig, RunConfig  # noqa: PLC0415  # after Ray's own set-up
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer  # noqa: PLC0415
+
+    from adaptive_platform.cluster.backend import AdaptiveBackendConfig  # noqa: PLC0415
+    from adaptive_platform.cluster.worker import train_worker  # noqa: PLC0415
+
+    separator = "" if job.run_dir.endswith("/") else "/"
+    trainer = DataParallelTrainer(
+        train_worker,
+        train_loop_config={"job": job},
+        backend_config=AdaptiveBackendConfig(),
+        scaling_config=scaling,
+        run_config=RunConfig(
+            # A name that was used before would silently resume that run's controller.
+            name=f"{job.recipe.name}-{uuid.uuid4().hex[:8]}",
+            storage_path=f"{job.run_dir}{separator}.ray",
+            failure_config=FailureConfig(max_failures=job.recipe.max_failures),
+        ),
+    )
+    failure: list[BaseException] = []
+
+    def fit() -> None:
+        try:
+            trainer.fit()
+        except BaseException as error:  # noqa: BLE001  # handed to the thread that waits
+            failure.append(error)
+
+    thread = threading.Thread(target=fit, name="ray-train-fit", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(_POLL_SECONDS)
+        monitor.take(ray.get(mailbox.collect.remote()))
+    monitor.take(ray.get(mailbox.collect.remote()))
+    return failure[0] if failure else None
+
+
+@dataclass(slots=True)
+class _Asked:
+    exit_code: int = 0
+
+
+@contextmanager
+def _asked_to_stop(mailbox: Any, monitor: Monitor) -> Iterator[_Asked]:
+    """SIGINT and SIGTERM ask the workers to save and leave; a second SIGINT leaves at once.
+
+    Elsewhere than on the main thread, where Python allows no handlers, signals stay as they are.
+    """
+    asked = _Asked()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if asked.exit_code and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        asked.exit_code = 128 + number
+        mailbox.ask_to_stop.remote()
+        monitor.say("stopping: the workers finish the step in hand and save; again to leave now")
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, on_signal)
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _publish(run_dir: str, recipe: Recipe, result: RunResult, logs: str) -> RunResult:
+    """Write `report.html` and `result.json`, and say in the result where everything lies."""
+    outputs = {"run directory": run_dir, "checkpoints": f"{run_dir}/checkpoints"}
+    if recipe.report.html:
+        from adaptive_platform.report.html import write_html  # noqa: PLC0415
+        from adaptive_platform.report.run_data import read_run  # noqa: PLC0415
+
+        write_result(run_dir, result)
+        outputs["report"] = f"{run_dir}/report.html"
+        write_html([read_run(run_dir)], outputs["report"])
+    if logs:
+        outputs["Ray's logs"] = logs
+    result = replace(result, outputs=outputs)
+    write_result(run_dir, result)
+    return result
+

@@ -1,0 +1,111 @@
+"""The one channel between a running job and its driver: records one way, a wish to stop the other.
+
+`ray.train.report` is a barrier over all workers that its controller polls, so nothing that
+happens per step may go through it. Rank 0 posts to this actor a few times a second instead.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+import ray
+
+__all__ = ["Mailbox", "MailboxClient", "Message", "open_mailbox"]
+
+Message = tuple[str, dict[str, Any], float]
+"""What it is (`step`, `decision`, `evaluation`, `event`, `started`, `ended`), its fields, and the
+share of the run that was done."""
+
+_POST_SECONDS = 0.25
+
+
+class Mailbox:
+    """Actor that holds messages until the driver collects them."""
+
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+        self._stop = False
+
+    def post(self, messages: list[Message]) -> bool:
+        """Add messages; returns True when the run was asked to stop."""
+        self._messages += messages
+        return self._stop
+
+    def collect(self) -> list[Message]:
+        """Take all messages out."""
+        taken, self._messages = self._messages, []
+        return taken
+
+    def ask_to_stop(self) -> None:
+        """Let the next `post` say that the run should stop."""
+        self._stop = True
+
+
+def open_mailbox() -> Any:
+    """Start a mailbox next to the driver; its handle can be sent to workers."""
+    here = ray.get_runtime_context().get_node_id()
+    strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
+    actor = ray.remote(num_cpus=0, max_concurrency=1)(Mailbox)
+    return actor.options(scheduling_strategy=strategy).remote()
+
+
+class MailboxClient:
+    """The worker's side: collects messages and posts them without ever waiting for an answer.
+
+    Per-step records are thinned to the newest one of each post; all else is kept. A mailbox that
+    died with its driver's node costs the run nothing but its audience.
+    """
+
+    def __init__(self, mailbox: Any) -> None:
+        self._mailbox = mailbox
+        self._waiting: list[Message] = []
+        self._newest_step: Message | None = None
+        self._answer: Any = None
+        self._posted_at = 0.0
+        self._stop = False
+
+    @property
+    def stop_requested(self) -> bool:
+        """True once an answer said that the driver wants the run to stop."""
+        self._read_answer()
+        return self._stop
+
+    def send(self, kind: str, record: Any, fraction_done: float) -> None:
+        """Queue a record (a dataclass or a dictionary) and post when it is time."""
+        fields = record if isinstance(record, dict) else asdict(record)
+        if kind == "step":
+            fields.pop("sample_ids", None)
+            self._newest_step = (kind, fields, fraction_done)
+        else:
+            self._waiting.append((kind, fields, fraction_done))
+        if time.monotonic() - self._posted_at >= _POST_SECONDS:
+            self._post()
+
+    def flush(self, timeout_seconds: float = 10.0) -> None:
+        """Post everything and wait until it has arrived."""
+        self._read_answer(timeout_seconds)
+        self._post()
+        self._read_answer(timeout_seconds)
+
+    def _post(self) -> None:
+        self._read_answer()
+        if self._answer is not None:
+            return  # The last post is still on its way; what is new waits for the next.
+        messages = self._waiting + ([self._newest_step] if self._newest_step else [])
+        self._waiting, self._newest_step = [], None
+        self._posted_at = time.monotonic()
+        self._answer = self._mailbox.post.remote(messages)
+
+    def _read_answer(self, timeout_seconds: float = 0.0) -> None:
+        if self._answer is None:
+            return
+        ready, _ = ray.wait([self._answer], timeout=timeout_seconds)
+        if not ready:
+            return
+        try:
+            self._stop = self._stop or bool(ray.get(self._answer))
+        except ray.exceptions.RayError:
+            self._stop = self._stop or False
+        self._answer = None

@@ -1,0 +1,84 @@
+"""How the workers of one attempt find each other: a key-value store on rank 0, named through Ray."""
+
+from __future__ import annotations
+
+import datetime
+import socket
+
+import ray
+import torch
+from ray.train.collective import broadcast_from_rank_zero
+from torch import distributed as dist
+
+from adaptive_platform.collectives import Membership
+from adaptive_platform.errors import RunFailedError
+
+__all__ = ["alone", "meet"]
+
+
+def meet(timeout_seconds: float) -> Membership:
+    """Join the other workers of this Ray Train worker group.
+
+    Outside Ray Train, an initialized `torch.distributed` serves, and without it one is alone.
+
+    Raises:
+        RunFailedError: The others did not come within the timeout.
+    """
+    try:
+        context = ray.train.get_context()
+        rank, world_size = context.get_world_rank(), context.get_world_size()
+    except RuntimeError:
+        return _from_torch()
+    host = ray.util.get_node_ip_address()
+    store, port = None, 0
+    if rank == 0:
+        store = _serve(host, timeout_seconds)
+        port = store.port
+    host, port = broadcast_from_rank_zero((host, port))
+    if store is None:
+        store = dist.TCPStore(host, port, is_master=False, timeout=_delta(timeout_seconds))
+    return _membership(store, rank, world_size, ray.get_runtime_context().get_node_id())
+
+
+def alone() -> Membership:
+    """A group of one."""
+    return Membership(
+        store=dist.HashStore(), rank=0, world_size=1, generation=0, node_of_rank=("here",)
+    )
+
+
+def _from_torch() -> Membership:
+    if not dist.is_initialized():
+        return alone()
+    store = dist.PrefixStore("adaptive_platform", dist.distributed_c10d._get_default_store())
+    return _membership(store, dist.get_rank(), dist.get_world_size(), socket.gethostname())
+
+
+def _membership(store: dist.Store, rank: int, world_size: int, node: str) -> Membership:
+    store.set(f"node/{rank}", node)
+    try:
+        nodes = tuple(store.get(f"node/{r}").decode() for r in range(world_size))
+    except (RuntimeError, dist.DistStoreError) as error:
+        raise RunFailedError(f"workers did not meet: {error}") from error
+    return Membership(
+        store=store, rank=rank, world_size=world_size, generation=0, node_of_rank=nodes
+    )
+
+
+def _serve(host: str, timeout_seconds: float) -> dist.TCPStore:
+    return dist.TCPStore(
+        host, 0, is_master=True, wait_for_workers=False, timeout=_delta(timeout_seconds)
+    )
+
+
+def _delta(seconds: float) -> datetime.timedelta:
+    return datetime.timedelta(seconds=seconds)
+
+
+def device_of_worker() -> torch.device:
+    """The GPU that Ray gave this worker, else the CPU."""
+    if not torch.cuda.is_available() or not ray.get_gpu_ids():
+        return torch.device("cpu")
+    from ray.train.torch import get_device  # noqa: PLC0415  # pulls torch's CUDA set-up in
+
+    return torch.device(get_device())

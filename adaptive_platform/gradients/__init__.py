@@ -1,0 +1,1 @@
+"""Forward and backward: losses as sums, precision, flat buckets and their norms."""

@@ -1,0 +1,274 @@
+"""A run's whole configuration: one frozen model made of each room's own config."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from adaptive_platform.checkpoints.store import CheckpointConfig
+from adaptive_platform.collectives import AnyReducer
+from adaptive_platform.controllers import AnyController, AnyLrRule
+from adaptive_platform.data import AnyData
+from adaptive_platform.errors import UserError
+from adaptive_platform.gradients.loss import LossConfig
+from adaptive_platform.gradients.precision import PrecisionConfig
+from adaptive_platform.models import ModelConfig
+from adaptive_platform.optimizers import AnyOptimizer, AnySchedule
+from adaptive_platform.progress import Duration, Unit
+from adaptive_platform.settings import Settings, user_error
+from adaptive_platform.statistics import StatisticsConfig
+
+__all__ = [
+    "Recipe",
+    "ReportConfig",
+    "StopConfig",
+    "SyncConfig",
+    "apply_overrides",
+    "load_recipe",
+    "parse_overrides",
+    "shipped_recipes",
+]
+
+
+class StopConfig(Settings):
+    """When a run is over. The length is required; the target may end it sooner."""
+
+    epochs: Annotated[float, Field(gt=0)] | None = None
+    """Passes over the training set."""
+    steps: Annotated[int, Field(ge=1)] | None = None
+    """Committed optimizer steps."""
+    target: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Held-out accuracy at which the run ends early."""
+
+    @model_validator(mode="after")
+    def _one_length(self) -> StopConfig:
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError("give either epochs or steps, so that schedules have an end")
+        return self
+
+    @property
+    def horizon(self) -> Duration:
+        """The length of the run; schedules end there."""
+        if self.steps is not None:
+            return Duration(float(self.steps), Unit.STEPS)
+        assert self.epochs is not None
+        return Duration(self.epochs, Unit.EPOCHS)
+
+
+class SyncConfig(Settings):
+    """How workers agree."""
+
+    kind: Literal["every_step"] = "every_step"
+    """`every_step`: gradients are summed over all workers in each optimizer step."""
+
+
+class ReportConfig(Settings):
+    """What is recorded, and how often people hear of it."""
+
+    evaluate_every: Duration = Duration(1.0, Unit.EPOCHS)
+    """Training between two passes over the held-out set; the last one is always at the end."""
+    record_sample_ids: bool = False
+    """Also record which samples each worker used in each step."""
+    flush_seconds: Annotated[float, Field(gt=0)] = 30.0
+    """Records are written to the run directory at least this often."""
+    html: bool = True
+    """Write `report.html` at the end."""
+
+
+class Recipe(Settings):
+    """Everything that defines a run. `recipe.yaml` in its run directory is enough to run it again."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
+    """Name in file names, reports and metrics."""
+    description: str = ""
+    """One line for people."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Fixes initial weights, data order and augmentation."""
+    workers: Annotated[int, Field(ge=1)] | tuple[int, int] | None = None
+    """Ray Train workers: a number, `[min, max]` for an elastic run, or nothing for every GPU of the
+    cluster, or 2 where there is none."""
+    out: str | None = None
+    """Run directory: a path or a pyarrow URI. Nothing: `runs/<name>-<time>`."""
+    resume: str | None = None
+    """Run directory to continue."""
+    address: str | None = None
+    """Ray cluster to join, such as `auto`. Nothing: RAY_ADDRESS where set, else a local Ray."""
+    stop: StopConfig
+    """When the run is over."""
+    model: ModelConfig = ModelConfig()
+    """The network."""
+    loss: LossConfig = LossConfig()
+    """The loss."""
+    data: AnyData
+    """Where samples come from."""
+    batch: AnyController
+    """Who chooses the global batch, and where it starts."""
+    lr_rule: AnyLrRule
+    """What the learning rate does when the batch is not the base batch."""
+    statistics: StatisticsConfig = StatisticsConfig()
+    """How gradient noise is measured."""
+    optimizer: AnyOptimizer
+    """What turns gradients into steps; its `lr` belongs to the base batch."""
+    schedule: AnySchedule
+    """How the learning rate moves over the run."""
+    microbatch: Annotated[int, Field(ge=1)] | None = None
+    """Most samples of one forward and backward on one worker; more are accumulated. Nothing: a
+    worker takes its share at once."""
+    clip_norm: Annotated[float, Field(gt=0)] | None = None
+    """Gradients with a larger norm are scaled down to it."""
+    max_failures: Annotated[int, Field(ge=0)] = 3
+    """Worker losses after which the run gives up; it goes on from the newest checkpoint before."""
+    reducer: AnyReducer
+    """How gradients are summed over workers."""
+    sync: SyncConfig = SyncConfig()
+    """How workers agree."""
+    precision: PrecisionConfig = PrecisionConfig()
+    """Number formats."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """When to save."""
+    report: ReportConfig = ReportConfig()
+    """What to record."""
+
+    @field_validator("workers")
+    @classmethod
+    def _ordered(cls, value: int | tuple[int, int] | None) -> int | tuple[int, int] | None:
+        if isinstance(value, tuple) and not 1 <= value[0] <= value[1]:
+            raise ValueError("write [min, max] with 1 <= min <= max")
+        return value
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Recipe:
+        self.schedule.check(self.stop.horizon)
+        return self
+
+    def to_yaml(self) -> str:
+        """The recipe as YAML that `load_recipe` reads back to an equal recipe."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def shipped_recipes() -> dict[str, str]:
+    """Names of the recipes in the package with their one-line descriptions."""
+    found = {}
+    for path in sorted(_recipe_folder().glob("*.yaml")):
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        found[path.stem] = str(content.get("description", ""))
+    return found
+
+
+def load_recipe(source: str | Path | dict[str, Any], overrides: list[str] | None = None) -> Recipe:
+    """Read a shipped recipe by name, a YAML file by path, or a dictionary.
+
+    Args:
+        source: `quickstart`, `path/to/recipe.yaml` or the recipe's content.
+        overrides: Words such as `batch.global_batch=100`, applied in order.
+
+    Raises:
+        UserError: No such recipe, not YAML, or a field that is unknown, missing or out of range.
+    """
+    if isinstance(source, dict):
+        content, origin = source, ""
+    else:
+        content, origin = _read_yaml(str(source))
+    content = apply_overrides(content, parse_overrides(overrides or []))
+    try:
+        return Recipe.model_validate(content)
+    except ValidationError as error:
+        raise user_error(error, Recipe, origin) from None
+
+
+def parse_overrides(words: list[str]) -> list[tuple[list[str], Any]]:
+    """Turn `a.b=value` words into paths and values; the value is read as YAML.
+
+    Raises:
+        UserError: A word without `=`, an empty name, or a value that is not YAML.
+    """
+    parsed = []
+    for word in words:
+        path, equals, text = word.partition("=")
+        names = path.split(".")
+        if not equals or not all(names):
+            raise UserError(f"{word}: write overrides as field=value, such as batch.global_batch=64")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise UserError(f"{path} = {text}: not a YAML value; put quotes around text.") from None
+        parsed.append((names, value))
+    return parsed
+
+
+def apply_overrides(
+    content: dict[str, Any], overrides: list[tuple[list[str], Any]]
+) -> dict[str, Any]:
+    """A copy of `content` with the overrides put in.
+
+    Where an override chooses another `kind`, the fields that the new kind does not have are
+    dropped with the old kind, so that `batch.kind=fixed` is enough to say.
+    """
+    result: dict[str, Any] = _copy(content)
+    for names, value in sorted(overrides, key=lambda item: item[0][-1] != "kind"):
+        node = result
+        for depth, name in enumerate(names[:-1]):
+            child = node.get(name)
+            if child is None:
+                child = node[name] = {}
+            if not isinstance(child, dict):
+                where = ".".join(names[: depth + 1])
+                raise UserError(f"{where} = {child}: it has no fields of its own to set.")
+            node = child
+        if names[-1] == "kind" and len(names) == 2 and node.get("kind") != value:
+            known = _fields_of(names[0], value)
+            result[names[0]] = {k: v for k, v in node.items() if k in known} | {"kind": value}
+        else:
+            node[names[-1]] = value
+    return result
+
+
+def _fields_of(room: str, kind: object) -> set[str]:
+    """Field names of the variant `kind` of a recipe field; all of them when it is unknown."""
+    info = Recipe.model_fields.get(room)
+    choices = getattr(info.annotation, "__args__", (info.annotation,)) if info else ()
+    for choice in choices:
+        fields = getattr(choice, "model_fields", {})
+        if "kind" in fields and fields["kind"].default == kind:
+            return set(fields)
+    return set()
+
+
+def _recipe_folder() -> Path:
+    """`recipes` inside an installed package, `experiments/recipes` beside a checked-out one."""
+    package = Path(__file__).parent
+    installed = package / "recipes"
+    return installed if installed.is_dir() else package.parent / "experiments" / "recipes"
+
+
+def _read_yaml(source: str) -> tuple[dict[str, Any], str]:
+    path = Path(source)
+    shipped = shipped_recipes()
+    if source in shipped:
+        text = (_recipe_folder() / f"{source}.yaml").read_text(encoding="utf-8")
+    elif path.is_file():
+        text = path.read_text(encoding="utf-8")
+    else:
+        close = difflib.get_close_matches(source, shipped, n=1)
+        hint = f" Did you mean `{close[0]}`?" if close else ""
+        raise UserError(
+            f"recipe = {source}: there is no shipped recipe and no file of that name.{hint} "
+            f"Shipped: {', '.join(shipped)}."
+        )
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"{source}: not valid YAML ({error}).".replace("\n", " ")) from None
+    if not isinstance(content, dict):
+        raise UserError(f"{source}: a recipe is a YAML mapping of fields to values.")
+    return content, source
+
+
+def _copy(node: Any) -> Any:
+    if isinstance(node, dict):
+        return {key: _copy(value) for key, value in node.items()}
+    return node

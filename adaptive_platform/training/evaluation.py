@@ -1,0 +1,105 @@
+"""Scores on held-out data: each sample once over all workers, sums added up at the end."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from adaptive_platform.collectives import Reducer
+from adaptive_platform.data import BrokenSample, DataConfig, MicroBatch, Samples, evaluation_batches
+from adaptive_platform.gradients.loss import SampleLoss, correct_predictions
+from adaptive_platform.gradients.precision import PrecisionConfig
+
+__all__ = ["Score", "evaluate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """The result of one pass; equal on all workers except for `broken`."""
+
+    loss: float
+    accuracy: float | None
+    samples: int
+    num_broken: int
+    """Samples of all workers that could not be read."""
+    broken: list[BrokenSample]
+    """This worker's own."""
+    seconds: float
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    samples: Samples,
+    config: DataConfig,
+    loss: SampleLoss,
+    reducer: Reducer,
+    *,
+    precision: PrecisionConfig,
+    device: torch.device,
+    memory_format: torch.memory_format,
+    batch: int,
+) -> Score:
+    """Score `model` on all of `samples`, shared out over the workers of `reducer`.
+
+    The model's buffers have to agree on all workers before; its training mode is put back.
+
+    Args:
+        model: Module on `device`.
+        samples: Held-out set.
+        config: Transform and policy for broken samples.
+        loss: Losses per sample.
+        reducer: Adds up sums and counts.
+        precision: Autocast as in training.
+        device: Where batches go.
+        memory_format: Layout of 4-D inputs.
+        batch: Samples of one forward pass.
+    """
+    started = time.perf_counter()
+    was_training = model.training
+    model.eval()
+    # Loss, right predictions, predictions that can be right, samples, broken; float64 so that a
+    # count stays exact.
+    sums = torch.zeros(5, dtype=torch.float64)
+    batches = evaluation_batches(samples, config, reducer.rank, reducer.world_size, batch)
+    try:
+        for microbatch in batches:
+            moved = microbatch_to(microbatch, device, memory_format)
+            with precision.autocast(device.type):
+                outputs = model(moved.inputs)
+                losses = loss(outputs, moved.targets)
+            sums[0] += losses.sum().double().cpu()
+            correct = correct_predictions(outputs, moved.targets)
+            if correct is not None:
+                sums[1] += correct.double().cpu()
+                sums[2] += len(moved)
+            sums[3] += len(moved)
+    finally:
+        model.train(was_training)
+    sums[4] = len(batches.broken)
+    total = sums.to(device=device, dtype=torch.float64 if device.type != "mps" else torch.float32)
+    reducer.all_reduce(total)
+    loss_sum, right, scored, count, broken = total.tolist()
+    return Score(
+        loss=loss_sum / max(count, 1.0),
+        accuracy=right / scored if scored else None,
+        samples=round(count),
+        num_broken=round(broken),
+        broken=batches.broken,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def microbatch_to(
+    microbatch: MicroBatch, device: torch.device, memory_format: torch.memory_format
+) -> MicroBatch:
+    """The micro-batch on `device`; images in `memory_format`."""
+    inputs = microbatch.inputs
+    if inputs.dim() == 4:
+        inputs = inputs.to(device, memory_format=memory_format, non_blocking=True)
+    else:
+        inputs = inputs.to(device, non_blocking=True)
+    return MicroBatch(inputs, microbatch.targets.to(device, non_blocking=True), microbatch.ids)

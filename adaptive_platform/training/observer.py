@@ -1,0 +1,48 @@
+"""Who watches a run: records go out, and the only thing that comes back is a wish to stop."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from adaptive_platform.report.records import DecisionRecord, EvalRecord, EventRecord, StepRecord
+
+__all__ = ["Observer", "SilentObserver"]
+
+
+class Observer(Protocol):
+    """Receives records on the first worker; asked for stop requests on every worker."""
+
+    def step(self, record: StepRecord, fraction_done: float) -> None:
+        """A step was committed or skipped; `fraction_done` of the run lies behind it."""
+
+    def decision(self, record: DecisionRecord) -> None:
+        """The batch controller decided."""
+
+    def evaluation(self, record: EvalRecord) -> None:
+        """The held-out set was scored."""
+
+    def event(self, record: EventRecord) -> None:
+        """Something else happened."""
+
+    def stop_requested(self) -> bool:
+        """True when this worker was asked to leave after the step in hand."""
+
+
+class SilentObserver:
+    """Watches nothing and never asks to stop."""
+
+    def step(self, record: StepRecord, fraction_done: float) -> None:
+        """See `Observer.step`."""
+
+    def decision(self, record: DecisionRecord) -> None:
+        """See `Observer.decision`."""
+
+    def evaluation(self, record: EvalRecord) -> None:
+        """See `Observer.evaluation`."""
+
+    def event(self, record: EventRecord) -> None:
+        """See `Observer.event`."""
+
+    def stop_requested(self) -> bool:
+        """Never."""
+        return False

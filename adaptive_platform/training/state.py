@@ -1,0 +1,185 @@
+"""Everything that steers a run besides weights and optimizer: one list, saved and loaded whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from adaptive_platform.controllers import Controller
+from adaptive_platform.data import BrokenLedger
+from adaptive_platform.errors import CheckpointError
+from adaptive_platform.gradients.precision import LossScale
+from adaptive_platform.optimizers import load_named_state, named_state
+from adaptive_platform.progress import Progress
+from adaptive_platform.statistics import NoiseScaleEstimator
+
+__all__ = ["RunState", "check_model", "load_checkpoint", "make_checkpoint"]
+
+
+@dataclass(slots=True, kw_only=True)
+class RunState:
+    """The moving parts of a run; equal on all workers between steps."""
+
+    progress: Progress
+    global_batch: int
+    """Batch of the next step."""
+    loss_scale: LossScale
+    estimator: NoiseScaleEstimator
+    controller: Controller
+    ledger: BrokenLedger
+    skipped_in_a_row: int = 0
+    best_accuracy: float | None = None
+    best_step: int | None = None
+    accuracy: float | None = None
+    """Of the last evaluation."""
+    loss: float | None = None
+    """Of the last evaluation."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values, one entry per field."""
+        return {
+            "progress": self.progress.state_dict(),
+            "global_batch": self.global_batch,
+            "loss_scale": self.loss_scale.state_dict(),
+            "estimator": self.estimator.state_dict(),
+            "controller": dict(self.controller.state_dict()),
+            "ledger": self.ledger.state_dict(),
+            "skipped_in_a_row": self.skipped_in_a_row,
+            "best_accuracy": self.best_accuracy,
+            "best_step": self.best_step,
+            "accuracy": self.accuracy,
+            "loss": self.loss,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self.progress = Progress(**state["progress"])
+        self.global_batch = int(state["global_batch"])
+        self.loss_scale = LossScale(**state["loss_scale"])
+        self.estimator.load_state_dict(state["estimator"])
+        self.controller.load_state_dict(state["controller"])
+        self.ledger.load_state_dict(state["ledger"])
+        self.skipped_in_a_row = int(state["skipped_in_a_row"])
+        self.best_accuracy = state["best_accuracy"]
+        self.best_step = state["best_step"]
+        self.accuracy = state["accuracy"]
+        self.loss = state["loss"]
+
+
+def make_checkpoint(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: RunState,
+    *,
+    kinds: Mapping[str, str],
+    classes: tuple[str, ...],
+) -> dict[str, Any]:
+    """A checkpoint of plain tensors and values.
+
+    `model` loads into the bare module at any worker count, since no wrapper ever renames its
+    parameters.
+
+    Args:
+        model: The module.
+        optimizer: Its state is stored by parameter name.
+        state: What steers the run.
+        kinds: Which controller and optimizer the states belong to.
+        classes: Class names by number.
+    """
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return {
+        "model": {name: _plain(value) for name, value in model.state_dict().items()},
+        "optimizer": named_state(optimizer, names),
+        "run": state.state_dict(),
+        "kinds": dict(kinds),
+        "classes": list(classes),
+    }
+
+
+def load_checkpoint(
+    saved: Mapping[str, Any],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: RunState,
+    *,
+    kinds: Mapping[str, str],
+    classes: tuple[str, ...],
+) -> list[str]:
+    """Put a checkpoint into its owners.
+
+    A state whose owner is of another kind now (the user chose another controller or optimizer) is
+    left out, which the returned messages say.
+
+    Raises:
+        CheckpointError: Made for another model, other classes or another data set.
+    """
+    check_model(saved["model"], model)
+    if tuple(saved["classes"]) != classes:
+        raise CheckpointError(
+            f"resume: the checkpoint's classes {_few(saved['classes'])} are not the data's "
+            f"{_few(classes)}. Resume with the data it was made with."
+        )
+    size = saved["run"]["progress"]["dataset_size"]
+    if size != state.progress.dataset_size:
+        raise CheckpointError(
+            f"resume: the checkpoint was made with {size} training samples, the data has "
+            f"{state.progress.dataset_size} now. Its position means nothing in other data."
+        )
+    messages = []
+    run = dict(saved["run"])
+    was = saved["kinds"]
+    if was["batch"] != kinds["batch"]:
+        run["controller"] = state.controller.state_dict()
+        run["global_batch"] = state.global_batch
+        messages.append(f"batch.kind was {was['batch']}: {kinds['batch']} starts anew.")
+    model.load_state_dict(saved["model"])
+    if was["optimizer"] == kinds["optimizer"]:
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        load_named_state(optimizer, names, saved["optimizer"])
+    else:
+        messages.append(f"optimizer.kind was {was['optimizer']}: {kinds['optimizer']} starts anew.")
+    state.load(run)
+    return messages
+
+
+def check_model(saved: Mapping[str, Tensor], model: nn.Module) -> None:
+    """Refuse weights of another model.
+
+    Raises:
+        CheckpointError: Names or shapes differ; the message shows the first ones.
+    """
+    now = model.state_dict()
+    missing = [name for name in now if name not in saved]
+    foreign = [name for name in saved if name not in now]
+    shapes = [
+        f"{name} {tuple(saved[name].shape)} instead of {tuple(now[name].shape)}"
+        for name in now
+        if name in saved and saved[name].shape != now[name].shape
+    ]
+    if missing or foreign or shapes:
+        parts = [
+            f"{what}: {_few(names)}"
+            for what, names in (
+                ("missing in it", missing),
+                ("unknown to the model", foreign),
+                ("of another shape", shapes),
+            )
+            if names
+        ]
+        raise CheckpointError(
+            f"resume: the checkpoint is of another model ({'; '.join(parts)}). "
+            "Use the recipe that made it, or start a new run."
+        )
+
+
+def _plain(value: Any) -> Any:
+    return value.detach().cpu() if isinstance(value, Tensor) else value
+
+
+def _few(names: Any) -> str:
+    shown = list(names)
+    return ", ".join(map(str, shown[:3])) + (f" and {len(shown) - 3} more" if shown[3:] else "")

@@ -1,0 +1,234 @@
+"""One optimizer step on one worker: gather, measure, vote, then commit or skip.
+
+Every worker back-propagates `sum of its losses / B`, so the reduced gradient is the mean over the
+global batch however it was shared out. What the step needs to know about the others rides at the
+end of the last bucket, and every worker reads the same sums, so all vote alike.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from adaptive_platform.errors import UserError
+from adaptive_platform.gradients.buckets import GradientBuckets
+from adaptive_platform.statistics import StepMoments
+
+__all__ = ["RIDER_SLOTS", "Measured", "Step"]
+
+# The rider's slots; each holds a sum over workers after the reduction.
+(
+    _SQNORM,
+    _INVERSE,
+    _MICROBATCHES,
+    _SAMPLES,
+    _LOSS,
+    _CORRECT,
+    _SCORED,
+    _STOP,
+    _BROKEN,
+    _FATAL,
+) = range(10)
+RIDER_SLOTS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What all workers know about a step once it is reduced; equal on all of them."""
+
+    finite: bool
+    """The vote: False when any worker met a non-finite loss or gradient."""
+    trained: int
+    """Samples that entered the gradient."""
+    loss: float
+    """Mean loss over those samples."""
+    accuracy: float | None
+    """Share of right predictions; None where outputs are not class scores."""
+    grad_sqnorm: float
+    """Squared norm of the mean gradient, loss scale undone, before clipping."""
+    moments: StepMoments | None
+    """Squared norms and counts for the estimators; None where the step was not measured."""
+    stop_requests: int
+    """Workers that were asked to stop."""
+    broken: int
+    """Samples that could not be read in this step."""
+    fatal: int
+    """Workers that met an error which ends the run."""
+    reduce_seconds: float
+    """Time this worker waited for the reduction after its backward had ended."""
+    statistics_seconds: float
+    """Time this worker spent on squared norms."""
+
+    @property
+    def counts(self) -> bool:
+        """True when the step may be committed."""
+        return self.finite and self.trained > 0
+
+
+class Step:
+    """The state of the step in hand. Reused from step to step.
+
+    Args:
+        model: The module that is trained, on its device.
+        optimizer: Steps on `.grad`; its learning rates are set by the caller before `commit`.
+        buckets: The gradients of `model`, with a rider of `RIDER_SLOTS`.
+        clip_norm: Largest norm of the gradient that reaches the optimizer; None for any.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        buckets: GradientBuckets,
+        *,
+        clip_norm: float | None,
+    ) -> None:
+        self._optimizer = optimizer
+        self._buckets = buckets
+        self._clip_norm = clip_norm
+        # Forward moves buffers (batch norm) before the vote; a skipped step puts them back.
+        self._module_buffers = list(model.buffers())
+        self._kept_buffers = [b.detach().clone() for b in self._module_buffers]
+
+    def begin(
+        self, *, global_batch: int, microbatches: int, loss_scale: float, measure: bool
+    ) -> None:
+        """Start a step.
+
+        Args:
+            global_batch: Samples that all workers are meant to train on in this step.
+            microbatches: Backward passes this worker will make; may be 0.
+            loss_scale: Factor on the losses, undone after the reduction.
+            measure: Take the squared norms of micro-batches.
+        """
+        self._measure = measure
+        self._global_batch = global_batch
+        self._expected = microbatches
+        self._loss_scale = loss_scale
+        self._done = 0
+        device = self._buckets.rider.device
+        self._sums = torch.zeros(RIDER_SLOTS, dtype=torch.float32, device=device)
+        with torch.no_grad():
+            for kept, buffer in zip(self._kept_buffers, self._module_buffers, strict=True):
+                kept.copy_(buffer)
+        self._buckets.begin_step(measure=measure)
+
+    @property
+    def backward_done(self) -> int:
+        """Backward passes made in this step."""
+        return self._done
+
+    def backward(self, losses: Tensor, correct: Tensor | None) -> None:
+        """Back-propagate one micro-batch.
+
+        Args:
+            losses: One loss per sample, shape (b,), with its graph.
+            correct: Number of right predictions, 0-dim; None where it makes no sense.
+
+        Raises:
+            UserError: `losses` is not one number per sample, so a mean or sum was taken already.
+        """
+        if losses.dim() != 1:
+            raise UserError(
+                f"losses: shape {tuple(losses.shape)}; give one loss per sample, shape (b,), such "
+                "as cross_entropy(..., reduction='none'). The step takes the sum itself."
+            )
+        if self._done >= self._expected:
+            raise UserError("backward: called more than once for one micro-batch.")
+        samples = losses.numel()
+        self._buckets.begin_microbatch(last=self._done == self._expected - 1)
+        self._done += 1
+        total = losses.sum()
+        (total * (self._loss_scale / self._global_batch)).backward()  # type: ignore[no-untyped-call]
+        sqnorm = self._buckets.end_microbatch()
+        # To the squared norm of the micro-batch's own mean gradient.
+        to_mean = self._global_batch / (samples * self._loss_scale)
+        with torch.no_grad():
+            self._sums[_SQNORM] += sqnorm * to_mean**2
+            self._sums[_INVERSE] += 1.0 / samples
+            self._sums[_MICROBATCHES] += 1
+            self._sums[_SAMPLES] += samples
+            self._sums[_LOSS] += total.detach().float()
+            if correct is not None:
+                self._sums[_CORRECT] += correct
+                self._sums[_SCORED] += samples
+
+    def gather(self, *, stop_requested: bool, broken: int, fatal: bool) -> Measured:
+        """Reduce over all workers and read the sums. The step's only host synchronisation.
+
+        Args:
+            stop_requested: This worker was asked to stop after the step.
+            broken: Samples of this worker's share that could not be read.
+            fatal: This worker met an error that ends the run.
+        """
+        if self._done != self._expected:
+            raise UserError(
+                f"backward: called {self._done} times for {self._expected} micro-batches of a "
+                "step. Call run.backward(losses) once in each pass of the loop."
+            )
+        self._sums[_STOP] = float(stop_requested)
+        self._sums[_BROKEN] = float(broken)
+        self._sums[_FATAL] = float(fatal)
+        self._buckets.rider.copy_(self._sums)
+        started = time.perf_counter()
+        sqnorm = self._buckets.finish()
+        values = torch.cat([self._buckets.rider, sqnorm.reshape(1)]).tolist()
+        waited = time.perf_counter() - started
+        return self._measured(values[:-1], values[-1], waited)
+
+    def _measured(self, sums: list[float], sqnorm: float, waited: float) -> Measured:
+        trained = round(sums[_SAMPLES])
+        microbatches = round(sums[_MICROBATCHES])
+        # Samples left out since `begin`: the gradient is a mean over those that were read.
+        self._correction = self._global_batch / (max(trained, 1) * self._loss_scale)
+        grad_sqnorm = sqnorm * self._correction**2
+        return Measured(
+            finite=math.isfinite(grad_sqnorm) and math.isfinite(sums[_LOSS]),
+            trained=trained,
+            loss=sums[_LOSS] / max(trained, 1),
+            accuracy=sums[_CORRECT] / sums[_SCORED] if sums[_SCORED] > 0 else None,
+            grad_sqnorm=grad_sqnorm,
+            moments=StepMoments(
+                micro_sqnorm=sums[_SQNORM] / microbatches,
+                inverse_microbatch=sums[_INVERSE] / microbatches,
+                num_microbatches=microbatches,
+                global_sqnorm=grad_sqnorm,
+                global_batch=trained,
+            )
+            if self._measure and microbatches
+            else None,
+            stop_requests=round(sums[_STOP]),
+            broken=round(sums[_BROKEN]),
+            fatal=round(sums[_FATAL]),
+            reduce_seconds=waited,
+            statistics_seconds=self._buckets.statistics_seconds,
+        )
+
+    def commit(self, measured: Measured) -> None:
+        """Let the optimizer step on the reduced gradient."""
+        factor = self._correction
+        norm = math.sqrt(measured.grad_sqnorm)
+        if self._clip_norm is not None and norm > self._clip_norm:
+            factor *= self._clip_norm / norm
+        if factor != 1.0:
+            self._buckets.scale(factor)
+        self._buckets.drop_unused()
+        self._optimizer.step()
+        self._buckets.release()
+
+    def skip(self) -> str | None:
+        """Drop the step: weights and optimizer were not touched, buffers go back.
+
+        Returns:
+            Name of the first parameter with a non-finite gradient; None where only losses were.
+        """
+        name = self._buckets.first_nonfinite()
+        with torch.no_grad():
+            for kept, buffer in zip(self._kept_buffers, self._module_buffers, strict=True):
+                buffer.copy_(kept)
+        self._buckets.release()
+        return name
