@@ -49,8 +49,8 @@ class AdaptiveConfig(ControllerConfig):
     """Largest factor by which one decision may raise the batch; one multiple is always allowed."""
     max_shrink: float = Field(default=0.5, gt=0.0, le=1.0)
     """Smallest factor by which one decision may lower the batch. 1: it never falls."""
-    hysteresis: float = Field(default=0.2, ge=0.0)
-    """Relative distance from the batch in force up to which a target changes nothing."""
+    hysteresis: float = Field(default=0.15, ge=0.0, lt=1.0)
+    """Share of the target by which the batch may miss it before anything changes."""
     min_observations: int = Field(default=10, ge=1)
     """Measured steps before the first change."""
     multiple_of: int = Field(default=1, ge=1)
@@ -126,9 +126,9 @@ class AdaptiveController(Controller):
         config, batch = self._config, observation.global_batch
         goal, stopped = limits.clamp(wanted, config.multiple_of)
         chosen, why = goal, target.why
-        if abs(goal / batch - 1.0) <= config.hysteresis:
+        if abs(batch / goal - 1.0) <= config.hysteresis:
             chosen = batch
-            why += f"; {goal} is within {config.hysteresis:.0%} of the batch"
+            why += f"; within {config.hysteresis:.0%} of {goal}"
         elif (paced := self._pace(batch, goal)) != goal:
             chosen = paced
             why += f"; no further in one decision, on the way to {goal}"
