@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 __all__ = ["GradientSummary"]
@@ -23,6 +24,11 @@ class GradientSummary:
     """Steps that contributed."""
     biased: bool = False
     """True where a single gradient per step forced a biased estimator."""
+    gsnr: float | None = None
+    """Mean over layers of `G2_l / S_l`, a single example's signal-to-noise ratio. A batch of B has
+    B times as much. None while no layers are measured."""
+    hessian_top_eigenvalue: float | None = None
+    """Top eigenvalue of the loss's Hessian on the probe batch. None while not measured."""
 
     @property
     def usable(self) -> bool:
@@ -41,7 +47,8 @@ class GradientSummary:
             return None
         assert self.noise_trace is not None
         assert self.signal_sqnorm is not None
-        return self.noise_trace / self.signal_sqnorm
+        ratio = self.noise_trace / self.signal_sqnorm
+        return ratio if math.isfinite(ratio) else None
 
     def gain(self, batch: float, base_batch: float) -> float:
         """AdaScale gain of one step at `batch`, in base-batch steps (arXiv 2007.05105, eq. 5).

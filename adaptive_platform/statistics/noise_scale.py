@@ -1,0 +1,125 @@
+"""The gradient noise estimator: squared norms of each step in, smoothed S and G2 out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import Field
+
+from adaptive_platform.settings import Settings
+from adaptive_platform.statistics.averages import SampleAverages
+from adaptive_platform.statistics.moments import DifferencedMoments, StepMoments
+from adaptive_platform.summary import GradientSummary
+
+__all__ = ["HALF_LIFE_BATCHES", "NoiseScaleEstimator", "StatisticsConfig"]
+
+HALF_LIFE_BATCHES = 50
+"""Default half-life in batches of the first observation's size."""
+
+
+class StatisticsConfig(Settings):
+    """How gradient noise is measured and smoothed."""
+
+    half_life_samples: int | None = Field(default=None, ge=1)
+    """Samples after which an observation counts half. None: 50 times the first batch measured,
+    kept for the whole run. (AdaScale's published average is about 693 base batches.)"""
+    every: int = Field(default=1, ge=1)
+    """Optimizer steps from one measurement to the next. Each stands for all the steps since the
+    last, so the half-life keeps its meaning."""
+
+    def build(self) -> NoiseScaleEstimator:
+        """An estimator that has seen nothing."""
+        return NoiseScaleEstimator(self)
+
+
+class NoiseScaleEstimator:
+    """Smooths S and G2 apart from each other and leaves every ratio to `GradientSummary`.
+
+    Both refer to single examples, so the averages survive a new batch size and a new number of
+    workers unchanged, and only the micro-batches count, not which worker ran them.
+
+    What is not promised: examples coupled by batch norm make the estimate approximate, and unequal
+    micro-batches stay unbiased but are not weighted for least variance.
+    """
+
+    def __init__(self, config: StatisticsConfig) -> None:
+        self._config = config
+        self._averages = SampleAverages(("noise_trace", "signal_sqnorm"))
+        self._half_life = float(config.half_life_samples or 0)
+        self._observations = 0
+        self._ignored = 0
+        self._biased = False
+
+    @property
+    def ignored(self) -> int:
+        """Observations not let in: non-finite, or too few micro-batches to tell noise."""
+        return self._ignored
+
+    def due(self, step: int) -> bool:
+        """True when optimizer step number `step`, counted from 0, is to be measured."""
+        return step % self._config.every == 0
+
+    def update(self, moments: StepMoments) -> None:
+        """Let one committed step in. A step that is no use is counted and changes nothing else."""
+        if not moments.usable:
+            self._ignored += 1
+            return
+        if self._biased:
+            self._averages.clear()
+            self._observations = 0
+            self._biased = False
+        self._add(moments)
+
+    def update_differenced(self, moments: DifferencedMoments) -> None:
+        """Let two consecutive whole-batch gradients in, where a step has a single micro-batch.
+
+        Ignored as soon as `update` has given unbiased averages, which it must not spoil; in turn
+        the first `update` starts the averages anew.
+        """
+        unbiased_known = self._observations > 0 and not self._biased
+        if unbiased_known or not moments.usable:
+            self._ignored += 1
+            return
+        self._biased = True
+        self._add(moments)
+
+    def _add(self, moments: StepMoments | DifferencedMoments) -> None:
+        if self._half_life == 0.0:
+            self._half_life = float(HALF_LIFE_BATCHES * moments.global_batch)
+        self._averages.add(
+            moments.global_batch * self._config.every,
+            self._half_life,
+            noise_trace=moments.noise_trace,
+            signal_sqnorm=moments.signal_sqnorm,
+        )
+        self._observations += 1
+
+    def summary(self) -> GradientSummary:
+        """What is known now."""
+        if self._averages.empty:
+            return GradientSummary()
+        return GradientSummary(
+            noise_trace=self._averages["noise_trace"],
+            signal_sqnorm=self._averages["signal_sqnorm"],
+            observations=self._observations,
+            biased=self._biased,
+        )
+
+    def state_dict(self) -> dict[str, float | int]:
+        """Plain numbers for a checkpoint."""
+        return {
+            **self._averages.state_dict(),
+            "half_life_samples": self._half_life,
+            "observations": self._observations,
+            "ignored": self._ignored,
+            "biased": int(self._biased),
+        }
+
+    def load_state_dict(self, state: Mapping[str, float | int]) -> None:
+        """Continue from `state_dict`, bit for bit. A half-life set in the configuration wins."""
+        self._averages.load_state_dict(state)
+        if self._config.half_life_samples is None:
+            self._half_life = float(state["half_life_samples"])
+        self._observations = int(state["observations"])
+        self._ignored = int(state["ignored"])
+        self._biased = bool(state["biased"])
