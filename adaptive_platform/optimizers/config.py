@@ -1,0 +1,62 @@
+"""Base of the optimizer configurations: learning rate, decay, and which parameters are excluded."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator
+from pydantic_core.core_schema import ValidationInfo
+from torch import nn
+from torch.optim import Optimizer
+
+from adaptive_platform.optimizers.groups import Exclude, parameter_groups
+from adaptive_platform.settings import Variant
+
+__all__ = ["OptimizerConfig", "Share"]
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+"""What part of an average stays from step to step."""
+
+
+class OptimizerConfig(Variant, ABC):
+    """What every optimizer has. The learning rate is the one chosen for the base batch."""
+
+    lr: float = Field(gt=0)
+    """Learning rate at the base batch, before schedule and learning-rate rule; > 0."""
+    weight_decay: float = Field(default=1e-4, ge=0)
+    """Decay per unit of learning rate, of parameters that are not excluded; >= 0."""
+    exclude: Exclude = "norm_and_bias"
+    """`norm_and_bias`: parameters with fewer than two dimensions get neither decay nor layer-wise
+    scaling. `none`: all parameters are treated alike."""
+    excluded_lr_scale: float = Field(default=1.0, gt=0)
+    """Factor on the learning rate of excluded parameters; > 0. With LARS and its large rates a
+    smaller one keeps zero-initialised scales calm."""
+
+    @field_validator("excluded_lr_scale")
+    @classmethod
+    def _something_is_excluded(cls, scale: float, info: ValidationInfo) -> float:
+        if scale != 1.0 and info.data.get("exclude") == "none":
+            raise ValueError("with exclude = none there is nothing it applies to; leave it at 1")
+        return scale
+
+    @abstractmethod
+    def build(self, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
+        """The optimizer over the trainable ones of `named_parameters`, each counted once.
+
+        Raises:
+            UserError: Nothing is trainable.
+        """
+
+    def groups(
+        self, named_parameters: Iterable[tuple[str, nn.Parameter]], **excluded_settings: Any
+    ) -> list[dict[str, Any]]:
+        """Parameter groups by this configuration's rule; `excluded_settings` go to `excluded`."""
+        return parameter_groups(
+            named_parameters,
+            exclude=self.exclude,
+            weight_decay=self.weight_decay,
+            excluded_lr_scale=self.excluded_lr_scale,
+            **excluded_settings,
+        )
