@@ -1,0 +1,166 @@
+"""Sample ids to tensors: read, transform, and set apart what can't be read, in any process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from adaptive_platform.data.augmentation import is_random, normalized, transform_for
+from adaptive_platform.data.broken import BrokenSample
+from adaptive_platform.data.images import BrokenImageError, to_rgb
+from adaptive_platform.data.order import sample_seeds
+from adaptive_platform.data.samples import InMemoryImages, Samples
+from adaptive_platform.data.sources import DataConfig
+from adaptive_platform.errors import DataError
+
+__all__ = ["Decoded", "Decoder", "MicroBatch"]
+
+Rows = Tensor | Sequence[Tensor]
+"""Samples along the first axis: one tensor, or a list where shapes may differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """Samples of one forward and backward pass."""
+
+    inputs: Tensor
+    """[N, ...]; images are float32 [N, 3, H, W], normalized."""
+    targets: Tensor
+    """[N, ...]; class numbers are int64 [N]."""
+    ids: Tensor
+    """Indices in the data set, int64 [N]."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(slots=True)
+class Decoded:
+    """Some samples after the transform, in the order asked for, without the broken ones."""
+
+    ids: NDArray[np.int64]
+    inputs: Rows
+    targets: Rows
+    broken: list[BrokenSample]
+
+
+class Decoder:
+    """Reads samples and transforms them; a plain value that decode processes can hold.
+
+    Args:
+        samples: What to read from.
+        config: Transform, normalization and background.
+        seed: Seed of the run; a sample's random choices are a function of (seed, epoch, id).
+        training: Whether to augment.
+    """
+
+    def __init__(self, samples: Samples, config: DataConfig, seed: int, training: bool) -> None:
+        self.samples = samples
+        self._background = config.background
+        self._seed = seed
+        self._mean = torch.tensor(config.mean).view(3, 1, 1)
+        self._std = torch.tensor(config.std).view(3, 1, 1)
+        random = is_random(config, training)
+        self._seeded = random or samples.reads_randomly
+        self._ready: InMemoryImages | None = None
+        self._transform = None
+        size = config.image_size or samples.image_size
+        if isinstance(samples, InMemoryImages) and not random and samples.pixels.shape[-1] == size:
+            self._ready = samples
+        elif size is not None:
+            self._transform = transform_for(config, size, training)
+
+    def __call__(self, epoch: int, ids: NDArray[np.int64]) -> Decoded:
+        """Read and transform samples.
+
+        Args:
+            epoch: Enters the random choices only.
+            ids: Indices in the data set.
+        """
+        if self._ready is not None:
+            index = torch.from_numpy(ids)
+            return Decoded(ids, self._ready.pixels[index], self._ready.labels[index], [])
+        if not self._seeded:
+            return self._read(ids, None)
+        before = torch.get_rng_state()
+        try:
+            return self._read(ids, sample_seeds(self._seed, epoch, ids))
+        finally:
+            torch.set_rng_state(before)
+
+    def batch(self, decoded: Decoded, start: int, stop: int) -> MicroBatch:
+        """Stack and normalize samples [start, stop) of what was decoded.
+
+        Raises:
+            DataError: Their shapes differ.
+        """
+        inputs = self._stacked(decoded.inputs[start:stop], "inputs")
+        if inputs.dtype == torch.uint8 and inputs.dim() == 4 and inputs.shape[1] in (1, 3):
+            inputs = normalized(inputs, self._mean, self._std)
+        return MicroBatch(
+            inputs=inputs,
+            targets=self._stacked(decoded.targets[start:stop], "labels"),
+            ids=torch.from_numpy(decoded.ids[start:stop].copy()),
+        )
+
+    def _read(self, ids: NDArray[np.int64], seeds: list[int] | None) -> Decoded:
+        kept: list[int] = []
+        inputs: list[Tensor] = []
+        targets: list[Tensor] = []
+        broken: list[BrokenSample] = []
+        for k, index in enumerate(ids.tolist()):
+            if seeds is not None:
+                torch.default_generator.manual_seed(seeds[k])
+            try:
+                image, label = self.samples[index]
+                inputs.append(self._prepared(image))
+            except BrokenImageError as error:
+                broken.append(BrokenSample(index, self.samples.where(index), str(error)))
+                continue
+            targets.append(_target(label))
+            kept.append(k)
+        return Decoded(ids[kept], _packed(inputs), _packed(targets), broken)
+
+    def _prepared(self, image: Any) -> Tensor:
+        if isinstance(image, Tensor):
+            if self.samples.tensors_are_images and self._transform is not None:
+                return self._transform(image)
+            return image
+        if isinstance(image, np.ndarray):
+            return torch.from_numpy(image)
+        if self._transform is None:
+            raise DataError(
+                f"data: samples are of type {type(image).__name__}; return tensors or PIL images"
+            )
+        return self._transform(to_rgb(image, self._background))
+
+    def _stacked(self, rows: Rows, what: str) -> Tensor:
+        if isinstance(rows, Tensor):
+            return rows
+        shapes = sorted({tuple(row.shape) for row in rows})
+        if len(shapes) > 1:
+            raise DataError(
+                f"data: {what} of one batch have different shapes, such as {shapes[0]} and "
+                f"{shapes[1]}. Bring them to one shape in the data set's own transform, or return "
+                "PIL images and set data.image_size."
+            )
+        return torch.stack(tuple(rows))
+
+
+def _target(label: Any) -> Tensor:
+    if isinstance(label, Tensor):
+        return label
+    value = torch.as_tensor(label)
+    return value.to(torch.float32) if value.dtype == torch.float64 else value
+
+
+def _packed(rows: list[Tensor]) -> Rows:
+    """One tensor where shapes allow: a single hand-over between processes instead of many."""
+    alike = len({(row.shape, row.dtype) for row in rows}) == 1
+    return torch.stack(rows) if alike else rows

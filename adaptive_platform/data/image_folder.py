@@ -1,0 +1,143 @@
+"""Reader `image_folder`: one folder per class, as in `train/cat/1.jpg`."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from adaptive_platform.data.images import IMAGE_EXTENSIONS, common_size, decode_image
+from adaptive_platform.data.samples import Samples
+from adaptive_platform.data.sources import DataConfig, DataPath, DataSource
+from adaptive_platform.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+__all__ = ["ImageFolderConfig"]
+
+_PROBES = 32
+
+
+class ImageFolderConfig(DataConfig):
+    """Images in class folders, nested ones included.
+
+    Classes are numbered by the names of the training folders in alphabetical order; an empty one
+    keeps its number. Hidden files and folders are ignored; other files that are not images by their
+    ending are left out and counted by kind. Held-out folders without a training folder of the same
+    name are left out and counted.
+    """
+
+    kind: Literal["image_folder"] = "image_folder"
+    train: DataPath
+    """Folder that holds one folder of images per class."""
+    eval: DataPath | None = None
+    """The same for held-out images; None where there are none."""
+
+    def open(self) -> DataSource:
+        """List the files and look into a few of them.
+
+        Raises:
+            DataError: A folder is missing, or has no classes or no usable image.
+        """
+        classes = _class_folders("data.train", self.train)
+        train, notes = self._part("data.train", self.train, classes)
+        held_out = None
+        if self.eval is not None:
+            found = _class_folders("data.eval", self.eval)
+            held_out, more = self._part("data.eval", self.eval, classes)
+            notes += more
+            for name in sorted(set(found) - set(classes)):
+                count = len(_images_in(os.path.join(self.eval, name), Counter()))
+                notes.append(
+                    f"data.eval: class folder {name} is not among the training classes; "
+                    f"its {count} images are left out"
+                )
+        return DataSource(train=train, eval=held_out, classes=tuple(classes), notes=tuple(notes))
+
+    def _part(
+        self, field: str, root: str, classes: Sequence[str]
+    ) -> tuple[_FolderImages, list[str]]:
+        paths: list[str] = []
+        labels: list[int] = []
+        notes: list[str] = []
+        others: Counter[str] = Counter()
+        for number, name in enumerate(classes):
+            found = _images_in(os.path.join(root, name), others)
+            if not found:
+                notes.append(f"{field}: class {name} has no images in {root}")
+            paths += found
+            labels += [number] * len(found)
+        if others:
+            kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(others.items()))
+            notes.append(f"{field}: left out {others.total()} files that are not images: {kinds}")
+        step = max(1, len(paths) // _PROBES)
+        size, readable = common_size(paths[::step])
+        if not readable:
+            raise DataError(
+                f"{field} = {root}: no usable image in {len(classes)} class folders "
+                f"({len(paths)} files with an image ending, {others.total()} others). Images end "
+                f"in {' '.join(sorted(IMAGE_EXTENSIONS))}."
+            )
+        return _FolderImages(paths, labels, size, self.background), notes
+
+
+class _FolderImages(Samples):
+    def __init__(
+        self,
+        paths: list[str],
+        labels: list[int],
+        image_size: int,
+        background: tuple[int, int, int],
+    ) -> None:
+        self._paths = paths
+        self._labels = labels
+        self._background = background
+        self.image_size = image_size
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return decode_image(self._paths[index], self._background), self._labels[index]
+
+    def where(self, index: int) -> str:
+        return self._paths[index]
+
+
+def _class_folders(field: str, root: str) -> list[str]:
+    if not os.path.isdir(root):
+        what = "is not a folder" if os.path.exists(root) else "does not exist"
+        raise DataError(f"{field} = {root}: {what}. Name the folder that holds the class folders.")
+    try:
+        with os.scandir(root) as entries:
+            names = sorted(e.name for e in entries if e.is_dir() and not _hidden(e.name))
+    except OSError as error:
+        raise DataError(f"{field} = {root}: can't be listed ({error.strerror}).") from error
+    if not names:
+        raise DataError(
+            f"{field} = {root}: there are no class folders in it. Put the images of each class "
+            f"into a folder named after it, such as {os.path.join(root, 'cat')}."
+        )
+    return names
+
+
+def _images_in(folder: str, others: Counter[str]) -> list[str]:
+    """Image paths under `folder`, sorted; files of other kinds are counted in `others`."""
+    found = []
+    for parent, folders, files in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not _hidden(name)]
+        for name in files:
+            ending = os.path.splitext(name)[1].lower()
+            if _hidden(name):
+                others["hidden"] += 1
+            elif ending in IMAGE_EXTENSIONS:
+                found.append(os.path.join(parent, name))
+            else:
+                others[ending or "without ending"] += 1
+    return sorted(found)
+
+
+def _hidden(name: str) -> bool:
+    return name.startswith(".") or name == "__MACOSX"

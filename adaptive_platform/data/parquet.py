@@ -1,0 +1,360 @@
+"""Reader `parquet`: image sets as hubs ship them, encoded images and labels in columns."""
+
+from __future__ import annotations
+
+import json
+import os
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from adaptive_platform.data.arrow_cache import mapped_copy
+from adaptive_platform.data.images import BrokenImageError, common_size, decode_image
+from adaptive_platform.data.samples import Samples
+from adaptive_platform.data.sources import DataConfig, DataPath, DataSource
+from adaptive_platform.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+__all__ = ["ParquetConfig"]
+
+_PROBES = 32
+
+
+class ParquetConfig(DataConfig):
+    """Parquet files with an image column, {bytes, path} or bytes, and a label column.
+
+    Labels are class numbers or class names. Class names come from `class_names`, else from the
+    file's schema metadata (`huggingface`, or `class_names`), else from the training labels: names
+    in alphabetical order, or the numbers themselves. Rows without a label, and held-out rows whose
+    class name training does not have, are left out and counted.
+    """
+
+    kind: Literal["parquet"] = "parquet"
+    train: DataPath
+    """A Parquet file, or a folder whose *.parquet files are read in order of their names."""
+    eval: DataPath | None = None
+    """The same for held-out rows; None where there are none."""
+    image_column: str = "image"
+    """Column of the images."""
+    label_column: str = "label"
+    """Column of the labels."""
+    class_names: tuple[str, ...] | None = None
+    """Class names by number, instead of those in the file."""
+    limit: int | None = Field(default=None, ge=1)
+    """Use only the first rows of `train`; None for all."""
+    eval_limit: int | None = Field(default=None, ge=1)
+    """Use only the first rows of `eval`; None for all."""
+    memory_limit_mb: int = Field(default=1024, ge=1)
+    """Largest size (MB, per training worker) of a part that is held in memory."""
+    cache_dir: DataPath | None = None
+    """Folder for copies that are mapped into memory instead of loaded, for parts larger than
+    `memory_limit_mb`; needs as much free disk as the data has bytes."""
+
+    def open(self) -> DataSource:
+        """Read schema and labels, and load or map the images.
+
+        Raises:
+            DataError: A path, column or label is missing or of the wrong kind, or the data is too
+                large for memory and there is no `cache_dir`.
+        """
+        train = self._read("data.train", self.train, self.limit)
+        held_out = None
+        if self.eval is not None:
+            held_out = self._read("data.eval", self.eval, self.eval_limit)
+        named = self.class_names or train.class_names
+        classes = _classes(named, train)
+        notes: list[str] = []
+        parts = [
+            self._samples(part, classes, named is not None, notes) if part else None
+            for part in (train, held_out)
+        ]
+        assert parts[0] is not None
+        return DataSource(train=parts[0], eval=parts[1], classes=classes, notes=tuple(notes))
+
+    def _read(self, field: str, path: str, limit: int | None) -> _Table:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        files = _parquet_files(field, path)
+        columns = [self.image_column, self.label_column]
+        tables: list[Any] = []
+        plan: list[tuple[str, list[int], int]] = []
+        total_bytes, missing = 0, limit
+        for name in files:
+            try:
+                opened = pq.ParquetFile(name)
+            except (OSError, pa.ArrowException) as error:
+                raise DataError(
+                    f"{field} = {name}: not a readable Parquet file ({error})."
+                ) from error
+            with opened:
+                schema = opened.schema_arrow
+                self._check_schema(field, name, schema)
+                if not plan:
+                    class_names = _names_in(schema.metadata or {}, self.label_column)
+                groups, rows = _needed_groups(opened.metadata, missing)
+                total_bytes += sum(_group_bytes(opened.metadata, g, columns) for g in groups)
+            plan.append((name, groups, rows))
+            if missing is not None:
+                missing -= rows
+                if missing == 0:
+                    break
+        if not sum(rows for _, _, rows in plan):
+            raise DataError(f"{field} = {path}: there are no rows in it. Name another file.")
+        in_memory = total_bytes <= self.memory_limit_mb * 10**6
+        if not in_memory and self.cache_dir is None:
+            raise DataError(
+                f"{field} = {path}: {total_bytes / 1e6:.0f} MB of images, more than "
+                f"data.memory_limit_mb = {self.memory_limit_mb}. Raise it, set data.cache_dir to a "
+                "folder with that much free space, or read fewer rows with data.limit."
+            )
+        try:
+            if in_memory:
+                for name, groups, rows in plan:
+                    with pq.ParquetFile(name) as opened:
+                        table = opened.read_row_groups(groups, columns=columns)
+                    tables.append(table.slice(0, rows))
+            else:
+                assert self.cache_dir is not None
+                tables = [mapped_copy(*part, columns, self.cache_dir) for part in plan]
+            images = _joined(tables, self.image_column)
+            labels = _joined(tables, self.label_column)
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"{field} = {path}: can't be read ({error}).") from error
+        return _Table(
+            field=field,
+            files=[name for name, _, _ in plan],
+            starts=np.cumsum([0] + [len(table) for table in tables]).tolist(),
+            images=images,
+            labels=labels,
+            class_names=class_names,
+        )
+
+    def _check_schema(self, field: str, name: str, schema: Any) -> None:
+        import pyarrow.types as kinds
+
+        for option, column in (
+            ("image_column", self.image_column),
+            ("label_column", self.label_column),
+        ):
+            if column not in schema.names:
+                raise DataError(
+                    f"data.{option} = {column}: {name} has no such column. It has: "
+                    f"{', '.join(schema.names)}."
+                )
+        image = schema.field(self.image_column).type
+        if kinds.is_struct(image):
+            inner = {image.field(k).name: image.field(k).type for k in range(image.num_fields)}
+            good = "bytes" in inner and _is_bytes(inner["bytes"])
+        else:
+            good = _is_bytes(image)
+        if not good:
+            raise DataError(
+                f"data.image_column = {self.image_column}: {name} holds {image} there, expected "
+                "encoded images as bytes or as {bytes, path}. Name another column."
+            )
+        label = schema.field(self.label_column).type
+        if not (kinds.is_integer(label) or _is_text(label)):
+            raise DataError(
+                f"data.label_column = {self.label_column}: {name} holds {label} there, expected "
+                "integers or strings. Name another column."
+            )
+
+    def _samples(
+        self, table: _Table, classes: tuple[str, ...], named: bool, notes: list[str]
+    ) -> _ParquetImages:
+        """Number the labels of one part, leave out rows that have none, and say so."""
+        numbers, unlabelled, unknown = _numbered(table, classes, named)
+        if unlabelled:
+            notes.append(f"{table.field}: left out {unlabelled} rows without a label")
+        if unknown:
+            total = sum(unknown.values())
+            names = ", ".join(sorted(unknown))
+            notes.append(
+                f"{table.field}: left out {total} rows of classes not in training: {names}"
+            )
+        rows = np.flatnonzero(numbers >= 0)
+        if not len(rows):
+            raise DataError(
+                f"{table.field} = {table.files[0]}: no row has a usable label. Check "
+                f"data.label_column = {self.label_column}."
+            )
+        samples = _ParquetImages(table, rows, numbers[rows], self.background)
+        chosen = rows[:: max(1, len(rows) // _PROBES)]
+        samples.image_size, readable = common_size([table.encoded(int(row)) for row in chosen])
+        if not readable:
+            raise DataError(
+                f"{table.field} = {table.files[0]}: none of {len(chosen)} rows tried holds an "
+                f"image that can be opened. Check data.image_column = {self.image_column}."
+            )
+        return samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Table:
+    """The two columns of one part, over all its files."""
+
+    field: str
+    files: list[str]
+    starts: list[int]
+    """Row at which each file begins, and the end."""
+    images: Any
+    labels: Any
+    class_names: tuple[str, ...] | None
+
+    def encoded(self, row: int) -> bytes:
+        """Encoded image in a row; empty where there is none."""
+        value = self.images[row].as_py()
+        if isinstance(value, dict):
+            value = value["bytes"]
+        return value or b""
+
+    def where(self, row: int) -> str:
+        """File and row in it, from 0."""
+        k = bisect_right(self.starts, row) - 1
+        return f"{self.files[k]} row {row - self.starts[k]}"
+
+
+class _ParquetImages(Samples):
+    def __init__(
+        self,
+        table: _Table,
+        rows: NDArray[np.int64],
+        labels: NDArray[np.int64],
+        background: tuple[int, int, int],
+    ) -> None:
+        self._table = table
+        self._rows = rows
+        self._labels = labels
+        self._background = background
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        try:
+            encoded = self._table.encoded(int(self._rows[index]))
+        except OSError as error:
+            raise BrokenImageError(str(error)) from error
+        return decode_image(encoded, self._background), int(self._labels[index])
+
+    def where(self, index: int) -> str:
+        return self._table.where(int(self._rows[index]))
+
+
+def _parquet_files(field: str, path: str) -> list[str]:
+    if os.path.isfile(path):
+        return [path]
+    if not os.path.isdir(path):
+        raise DataError(
+            f"{field} = {path}: does not exist. Name a Parquet file or a folder of them."
+        )
+    names = sorted(n for n in os.listdir(path) if n.endswith(".parquet") and n[0] not in "._")
+    if not names:
+        raise DataError(f"{field} = {path}: there is no *.parquet file in this folder.")
+    return [os.path.join(path, name) for name in names]
+
+
+def _needed_groups(metadata: Any, missing: int | None) -> tuple[list[int], int]:
+    """Row groups to read for `missing` more rows, and how many rows to use of them."""
+    groups: list[int] = []
+    rows = 0
+    for group in range(metadata.num_row_groups):
+        if missing is not None and rows >= missing:
+            break
+        groups.append(group)
+        rows += metadata.row_group(group).num_rows
+    return groups, rows if missing is None else min(rows, missing)
+
+
+def _group_bytes(metadata: Any, group: int, columns: Sequence[str]) -> int:
+    found = metadata.row_group(group)
+    parts = [found.column(k) for k in range(found.num_columns)]
+    return sum(
+        part.total_uncompressed_size
+        for part in parts
+        if part.path_in_schema.split(".")[0] in columns
+    )
+
+
+def _joined(tables: list[Any], column: str) -> Any:
+    import pyarrow as pa
+
+    chunks = [chunk for table in tables for chunk in table.column(column).chunks]
+    return pa.chunked_array(chunks)
+
+
+def _names_in(metadata: dict[bytes, bytes], label_column: str) -> tuple[str, ...] | None:
+    """Class names in a schema's metadata, as the Hugging Face hub or a plain list writes them."""
+    try:
+        features = json.loads(metadata[b"huggingface"])["info"]["features"]
+        return tuple(str(name) for name in features[label_column]["names"])
+    except (KeyError, TypeError, ValueError):
+        pass
+    text = metadata.get(b"class_names", b"").decode("utf-8", "replace")
+    if not text:
+        return None
+    try:
+        return tuple(str(name) for name in json.loads(text))
+    except ValueError:
+        return tuple(name.strip() for name in text.split(","))
+
+
+def _classes(named: tuple[str, ...] | None, train: _Table) -> tuple[str, ...]:
+    if named is not None:
+        return named
+    values = [value for value in train.labels.unique().to_pylist() if value is not None]
+    if values and isinstance(values[0], str):
+        return tuple(sorted(values))
+    return tuple(str(number) for number in range(max(values, default=-1) + 1))
+
+
+def _numbered(
+    table: _Table, classes: tuple[str, ...], named: bool
+) -> tuple[NDArray[np.int64], int, dict[str, int]]:
+    """Class number of each row (-1: left out), rows without label, rows by unknown class name."""
+    labels = table.labels.to_pylist()
+    unlabelled = sum(label is None for label in labels)
+    unknown: dict[str, int] = {}
+    number = {name: k for k, name in enumerate(classes)}
+    numbers = np.full(len(labels), -1, dtype=np.int64)
+    for row, label in enumerate(labels):
+        if label is None:
+            continue
+        if isinstance(label, str):
+            numbers[row] = number.get(label, -1)
+            if label not in number:
+                unknown[label] = unknown.get(label, 0) + 1
+        elif 0 <= label < len(classes):
+            numbers[row] = label
+        else:
+            source = "class names given" if named else "classes in the training labels"
+            raise DataError(
+                f"{table.field}: label {label} at {table.where(row)} is outside 0 to "
+                f"{len(classes) - 1}, since there are {len(classes)} {source}. Labels count from "
+                "0; mend the labels or data.class_names."
+            )
+    return numbers, unlabelled, unknown
+
+
+def _is_bytes(kind: Any) -> bool:
+    import pyarrow.types as kinds
+
+    return bool(
+        kinds.is_binary(kind) or kinds.is_large_binary(kind) or kinds.is_fixed_size_binary(kind)
+    )
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow.types as kinds
+
+    if kinds.is_dictionary(kind):
+        return _is_text(kind.value_type)
+    return bool(kinds.is_string(kind) or kinds.is_large_string(kind))

@@ -1,0 +1,107 @@
+"""Who takes what: slices of an epoch, workers' shares and micro-batch sizes, as pure integers.
+
+`minimum` is everywhere the smallest micro-batch the model can train on: 2 with batch norm, else 1.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adaptive_platform.errors import DataError, UserError
+
+__all__ = ["microbatch_sizes", "next_slice", "positions_of"]
+
+
+def next_slice(cursor: int, batch: int, size: int, minimum: int) -> int:
+    """How many positions of the epoch's order the next step takes.
+
+    The last batch of an epoch is used with its true size. Where fewer than `minimum` samples would
+    be left over for it, the step before takes them too and is larger by at most `minimum - 1`.
+
+    Args:
+        cursor: Positions behind us, in [0, size).
+        batch: Global batch asked for, >= minimum.
+        size: Samples in one epoch.
+        minimum: Smallest micro-batch.
+
+    Raises:
+        DataError: The dataset is smaller than one micro-batch.
+        UserError: The batch is smaller than one micro-batch.
+    """
+    if size < minimum:
+        raise DataError(
+            f"data: {size} training samples, but the model needs at least {minimum} in a batch"
+            f"{_because(minimum)}. Give it more data."
+        )
+    if batch < minimum:
+        raise UserError(
+            f"batch: a global batch of {batch} is too small, the model needs at least {minimum}"
+            f"{_because(minimum)}. Raise it."
+        )
+    remaining = size - cursor
+    if remaining < minimum:
+        raise AssertionError(f"cursor {cursor} of {size} was not reached by slices of >= {minimum}")
+    take = min(batch, remaining)
+    return remaining if remaining - take < minimum else take
+
+
+def positions_of(
+    rank: int, world_size: int, cursor: int, count: int, minimum: int
+) -> NDArray[np.int64]:
+    """Absolute positions of the epoch's order that one worker takes of [cursor, cursor + count).
+
+    Normally worker `r` takes the positions `p` with `p % world_size == r`. The worker's stream of
+    samples then does not depend on the batch size, so what it decoded ahead stays right when the
+    batch changes. Where that would give some worker between 1 and `minimum - 1` samples, only the
+    first `count // minimum` workers take part, by `p % active == r`, and the others take none.
+
+    Shares are disjoint and complete, each is 0 or >= minimum, and those that take part differ by
+    at most one sample.
+
+    Returns:
+        Ascending positions, possibly none.
+
+    Raises:
+        AssertionError: `count` is below `minimum`, which `next_slice` never returns.
+    """
+    if count < minimum:
+        raise AssertionError(f"a slice of {count} samples is below the minimum of {minimum}")
+    smallest = count // world_size or 1
+    active = world_size if smallest >= minimum else min(world_size, count // minimum)
+    if rank >= active:
+        return np.empty(0, dtype=np.int64)
+    first = cursor + (rank - cursor) % active
+    return np.arange(first, cursor + count, active, dtype=np.int64)
+
+
+def microbatch_sizes(
+    share: int, microbatch: int, minimum: int, at_least: int = 1
+) -> tuple[int, ...]:
+    """Near-equal micro-batch sizes that sum to one worker's share of a step.
+
+    As few as possible with each <= microbatch; but no size goes below `minimum`, which wins where
+    the two collide (3 samples with microbatch 2 and minimum 2 are one micro-batch of 3).
+
+    Args:
+        share: Samples of this worker in this step; 0 gives no micro-batch.
+        microbatch: Largest micro-batch that fits the device, >= 1.
+        minimum: Smallest micro-batch; `share` is 0 or at least this.
+        at_least: Pieces wanted where the share is large enough; two or more let a single worker
+            see gradient noise.
+
+    Raises:
+        AssertionError: `share` is between 1 and `minimum - 1`.
+    """
+    if share == 0:
+        return ()
+    if share < minimum:
+        raise AssertionError(f"a share of {share} samples is below the minimum of {minimum}")
+    wanted = max(-(-share // microbatch), at_least)
+    pieces = min(wanted, share // minimum)
+    size, larger = divmod(share, pieces)
+    return (size + 1,) * larger + (size,) * (pieces - larger)
+
+
+def _because(minimum: int) -> str:
+    return " (batch norm can't train on fewer)" if minimum > 1 else ""
