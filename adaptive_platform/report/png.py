@@ -1,0 +1,103 @@
+"""The main curves as one static picture, for a README, a paper or a pull request."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from adaptive_platform.errors import UserError
+from adaptive_platform.report.run_data import RunData, labels
+from adaptive_platform.report.series import axes_of, colour, column, smooth
+from adaptive_platform.report.storage import open_location, write_bytes
+
+__all__ = ["write_png"]
+
+
+def write_png(runs: Sequence[RunData], path: str | os.PathLike[str]) -> None:
+    """Draw four panels: accuracy or loss, batch with decisions, learning rate, noise scale.
+
+    Args:
+        runs: What `read_run` gave; they are drawn over each other.
+        path: The file, on a local path or any URI that pyarrow knows. Appears whole or not at all.
+
+    Raises:
+        UserError: There is no run, matplotlib is missing, or the file can't be written.
+    """
+    if not runs:
+        raise UserError("report: there is no run to show. Give at least one run directory.")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UserError(
+            "format = png: needs matplotlib, which is not installed. "
+            "Install it with: pip install adaptive-platform[figures]"
+        ) from error
+    figure = Figure(figsize=(12.0, 6.4), dpi=150, layout="constrained")
+    (score, batch), (rate, noise) = figure.subplots(2, 2, sharex=True)
+    names = labels(list(runs))
+    use_accuracy = any(np.isfinite(column(run.evals, "accuracy")).any() for run in runs)
+    for at, (run, name) in enumerate(zip(runs, names, strict=True)):
+        label = name.replace("$", r"\$")  # dollars would start mathematics
+        _draw_score(score, run, colour(at), label, "accuracy" if use_accuracy else "loss")
+        _draw_batch(batch, run, colour(at))
+        _draw_column(rate, run, "lr", colour(at))
+        _draw_noise(noise, run, colour(at))
+    _finish(score, "Held-out accuracy" if use_accuracy else "Loss", "")
+    _finish(batch, "Global batch (circles: decisions)", "samples per step")
+    _finish(rate, "Learning rate", "")
+    _finish(noise, "Noise scale (dashed: batch in use)", "samples")
+    for panel in (rate, noise):
+        panel.set_xlabel("samples seen")
+    if len(runs) > 1:
+        score.legend(frameon=False, fontsize=9)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    system, target = open_location(path)
+    try:
+        write_bytes(system, target, buffer.getvalue())
+    except OSError as error:
+        raise UserError(f"{os.fspath(path)}: the picture can't be written: {error}") from error
+
+
+def _draw_score(panel: Any, run: RunData, shade: str, label: str, name: str) -> None:
+    values = column(run.steps, name)
+    if np.isfinite(values).any():
+        at = axes_of(run, run.steps)["samples"]
+        panel.plot(at, smooth(values, max(1.0, len(values) / 100.0)), color=shade, alpha=0.45, lw=1)
+    at = axes_of(run, run.evals)["samples"]
+    panel.plot(at, column(run.evals, name), color=shade, marker="o", ms=4, lw=1.5, label=label)
+
+
+def _draw_batch(panel: Any, run: RunData, shade: str) -> None:
+    _draw_column(panel, run, "global_batch", shade, drawstyle="steps-post")
+    old, new = column(run.decisions, "old_batch"), column(run.decisions, "new_batch")
+    changed = np.isfinite(new) & (old != new)
+    at = axes_of(run, run.decisions)["samples"]
+    panel.plot(at[changed], new[changed], "o", color=shade, mfc="white", ms=5)
+    panel.set_ylim(bottom=0)
+
+
+def _draw_noise(panel: Any, run: RunData, shade: str) -> None:
+    values = column(run.steps, "noise_scale")
+    at = axes_of(run, run.steps)["samples"]
+    panel.plot(at, np.where(values > 0, values, np.nan), color=shade, lw=1.5)
+    _draw_column(panel, run, "global_batch", shade, drawstyle="steps-post", linestyle="--", lw=1)
+    if len(values):
+        panel.set_yscale("log")
+
+
+def _draw_column(panel: Any, run: RunData, name: str, shade: str, **style: Any) -> None:
+    at = axes_of(run, run.steps)["samples"]
+    panel.plot(at, column(run.steps, name), color=shade, **{"lw": 1.5, **style})
+
+
+def _finish(panel: Any, title: str, unit: str) -> None:
+    panel.set_title(title, loc="left", fontsize=11)
+    panel.set_ylabel(unit)
+    panel.grid(color="#ececec")
+    panel.set_axisbelow(True)
+    panel.spines[["top", "right"]].set_visible(False)
