@@ -39,9 +39,9 @@ def train(
     ] = None,
 ) -> None:
     """Train a recipe (`quickstart` if none is named) to its end."""
-    from rich.console import Console  # noqa: PLC0415
+    from rich.console import Console
 
-    from adaptive_platform.cluster.trainer import train as run  # noqa: PLC0415
+    from adaptive_platform.cluster.trainer import train as run
 
     recipe, overrides = split_words(words or [])
     if address is not None:
@@ -60,18 +60,18 @@ def report(
     form: Annotated[str, typer.Option("--format", help="html or png.")] = "html",
 ) -> None:
     """Write a report of one run, or compare several."""
-    from adaptive_platform.report.run_data import read_run  # noqa: PLC0415
+    from adaptive_platform.report.run_data import read_run
 
     if form not in ("html", "png"):
         raise UserError(f"--format = {form}: must be html or png.")
     runs = [read_run(run_dir) for run_dir in run_dirs]
     target = out or (f"{run_dirs[0]}/report.{form}" if len(runs) == 1 else f"comparison.{form}")
     if form == "html":
-        from adaptive_platform.report.html import write_html  # noqa: PLC0415
+        from adaptive_platform.report.html import write_html
 
         write_html(runs, target)
     else:
-        from adaptive_platform.report.png import write_png  # noqa: PLC0415
+        from adaptive_platform.report.png import write_png
 
         write_png(runs, target)
     typer.echo(target)
@@ -80,7 +80,7 @@ def report(
 @app.command()
 def recipes() -> None:
     """List the shipped recipes."""
-    from adaptive_platform.recipe import shipped_recipes  # noqa: PLC0415
+    from adaptive_platform.recipe import shipped_recipes
 
     found = shipped_recipes()
     width = max((len(name) for name in found), default=0)

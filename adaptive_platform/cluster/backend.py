@@ -38,17 +38,17 @@ def _prepare_worker() -> None:
 
 
 def _import_early() -> None:
-    import torch  # noqa: F401, PLC0415  # the slowest import, begun while Ray still wires up
+    import torch  # noqa: F401  # the slowest import, begun while Ray still wires up
 
 
-class _AdaptiveBackend(Backend):  # type: ignore[misc]
+class _AdaptiveBackend(Backend):
     share_cuda_visible_devices = True
 
     def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
         worker_group.execute(_prepare_worker)
 
 
-class AdaptiveBackendConfig(BackendConfig):  # type: ignore[misc]
+class AdaptiveBackendConfig(BackendConfig):
     """Names the backend to Ray Train."""
 
     @property

@@ -120,7 +120,7 @@ def _open(field_name: str, path: str) -> tuple[Any, str]:
 
 
 def _exists(system: Any, path: str) -> bool:
-    from pyarrow import fs  # noqa: PLC0415
+    from pyarrow import fs
 
     return bool(system.get_file_info(path).type != fs.FileType.NotFound)
 

@@ -83,11 +83,11 @@ def launch(
 
 def _run_trainer(job: Job, scaling: Any, mailbox: Any, monitor: Monitor) -> BaseException | None:
     """Fit on a thread of its own, so that this one can show progress and take signals."""
-    from ray.train import FailureConfig, RunConfig  # noqa: PLC0415  # after Ray's own set-up
-    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer  # noqa: PLC0415
+    from ray.train import FailureConfig, RunConfig
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-    from adaptive_platform.cluster.backend import AdaptiveBackendConfig  # noqa: PLC0415
-    from adaptive_platform.cluster.worker import train_worker  # noqa: PLC0415
+    from adaptive_platform.cluster.backend import AdaptiveBackendConfig
+    from adaptive_platform.cluster.worker import train_worker
 
     separator = "" if job.run_dir.endswith("/") else "/"
     trainer = DataParallelTrainer(
@@ -107,7 +107,7 @@ def _run_trainer(job: Job, scaling: Any, mailbox: Any, monitor: Monitor) -> Base
     def fit() -> None:
         try:
             trainer.fit()
-        except BaseException as error:  # noqa: BLE001  # handed to the thread that waits
+        except BaseException as error:  # handed to the thread that waits
             failure.append(error)
 
     thread = threading.Thread(target=fit, name="ray-train-fit", daemon=True)
@@ -156,8 +156,8 @@ def _publish(run_dir: str, recipe: Recipe, result: RunResult, logs: str) -> RunR
     """Write `report.html` and `result.json`, and say in the result where everything lies."""
     outputs = {"run directory": run_dir, "checkpoints": f"{run_dir}/checkpoints"}
     if recipe.report.html:
-        from adaptive_platform.report.html import write_html  # noqa: PLC0415
-        from adaptive_platform.report.run_data import read_run  # noqa: PLC0415
+        from adaptive_platform.report.html import write_html
+        from adaptive_platform.report.run_data import read_run
 
         write_result(run_dir, result)
         outputs["report"] = f"{run_dir}/report.html"

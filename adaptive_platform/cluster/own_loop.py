@@ -12,7 +12,7 @@ from adaptive_platform.cluster.backend import stop_signalled
 from adaptive_platform.cluster.recorder import Recorder
 from adaptive_platform.cluster.rendezvous import meet
 from adaptive_platform.cluster.trainer import resolve_recipe
-from adaptive_platform.data import DataSource, wrap_dataset
+from adaptive_platform.data import DataSource, PythonConfig, wrap_dataset
 from adaptive_platform.gradients.loss import SampleLoss
 from adaptive_platform.recipe import Recipe
 from adaptive_platform.report.journal import Journal
@@ -51,6 +51,8 @@ class Run(TrainingRun):
         loss: SampleLoss | None = None,
     ) -> None:
         resolved = resolve_recipe(recipe, list(overrides))
+        if data is not None and resolved.data.kind != "python":
+            resolved = resolved.model_copy(update={"data": PythonConfig()})
         membership = meet(resolved.reducer.timeout_seconds)
         run_dir = resolved.resume or resolved.out
         keeps = membership.rank == 0 and run_dir is not None

@@ -82,7 +82,7 @@ def resources_for(recipe: Recipe, session: RaySession) -> Any:
     Raises:
         UserError: The cluster has less than the smallest number of workers needs.
     """
-    from ray.train import ScalingConfig  # noqa: PLC0415
+    from ray.train import ScalingConfig
 
     low, high = workers_wanted(recipe, session.resources)
     use_gpu = session.resources.get("GPU", 0) >= 1

@@ -9,6 +9,7 @@ import ray
 import torch
 from ray.train.collective import broadcast_from_rank_zero
 from torch import distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from adaptive_platform.collectives import Membership
 from adaptive_platform.errors import RunFailedError
@@ -36,25 +37,25 @@ def meet(timeout_seconds: float) -> Membership:
         port = store.port
     host, port = broadcast_from_rank_zero((host, port))
     if store is None:
-        store = dist.TCPStore(host, port, is_master=False, timeout=_delta(timeout_seconds))
+        store = TCPStore(host, port, is_master=False, timeout=_delta(timeout_seconds))
     return _membership(store, rank, world_size, ray.get_runtime_context().get_node_id())
 
 
 def alone() -> Membership:
     """A group of one."""
     return Membership(
-        store=dist.HashStore(), rank=0, world_size=1, generation=0, node_of_rank=("here",)
+        store=HashStore(), rank=0, world_size=1, generation=0, node_of_rank=("here",)
     )
 
 
 def _from_torch() -> Membership:
     if not dist.is_initialized():
         return alone()
-    store = dist.PrefixStore("adaptive_platform", dist.distributed_c10d._get_default_store())
+    store = PrefixStore("adaptive_platform", dist.distributed_c10d._get_default_store())
     return _membership(store, dist.get_rank(), dist.get_world_size(), socket.gethostname())
 
 
-def _membership(store: dist.Store, rank: int, world_size: int, node: str) -> Membership:
+def _membership(store: Store, rank: int, world_size: int, node: str) -> Membership:
     store.set(f"node/{rank}", node)
     try:
         nodes = tuple(store.get(f"node/{r}").decode() for r in range(world_size))
@@ -65,8 +66,8 @@ def _membership(store: dist.Store, rank: int, world_size: int, node: str) -> Mem
     )
 
 
-def _serve(host: str, timeout_seconds: float) -> dist.TCPStore:
-    return dist.TCPStore(
+def _serve(host: str, timeout_seconds: float) -> TCPStore:
+    return TCPStore(
         host, 0, is_master=True, wait_for_workers=False, timeout=_delta(timeout_seconds)
     )
 
@@ -79,6 +80,6 @@ def device_of_worker() -> torch.device:
     """The GPU that Ray gave this worker, else the CPU."""
     if not torch.cuda.is_available() or not ray.get_gpu_ids():
         return torch.device("cpu")
-    from ray.train.torch import get_device  # noqa: PLC0415  # pulls torch's CUDA set-up in
+    from ray.train.torch import get_device
 
     return torch.device(get_device())

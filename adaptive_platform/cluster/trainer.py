@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from adaptive_platform.cluster.directory import recipe_of_run
+from adaptive_platform.data import PythonConfig
 from adaptive_platform.errors import UserError
 from adaptive_platform.recipe import Recipe, load_recipe
 from adaptive_platform.report.records import RunResult
@@ -69,7 +70,7 @@ def train(
     Raises:
         UserError: The recipe or its data can't be used.
     """
-    from adaptive_platform.cluster.launch import launch  # noqa: PLC0415
+    from adaptive_platform.cluster.launch import launch
 
     resolved = resolve_recipe(recipe, list(overrides))
     return _raise_user_error(launch(resolved, console=console, command_time=command_time))
@@ -106,6 +107,8 @@ class AdaptiveTrainer:
         if train_data is not None and model is None:
             raise UserError("model: give one that fits train_data.")
         self.recipe = resolve_recipe(recipe, list(overrides))
+        if train_data is not None and self.recipe.data.kind != "python":
+            self.recipe = self.recipe.model_copy(update={"data": PythonConfig()})
         self._brought = {
             "model": model,
             "train_data": train_data,
@@ -120,7 +123,7 @@ class AdaptiveTrainer:
         Raises:
             UserError: The recipe, model or data can't be used.
         """
-        from adaptive_platform.cluster.launch import launch  # noqa: PLC0415
+        from adaptive_platform.cluster.launch import launch
 
         return _raise_user_error(launch(self.recipe, console=console, **self._brought))
 

@@ -47,11 +47,11 @@ def train_worker(config: Mapping[str, Any]) -> None:
     job: Job = config["job"]
     entered = time.time()
     # Late imports: torch is being loaded by another thread while Ray wires the workers up.
-    from adaptive_platform.checkpoints.store import CheckpointStore  # noqa: PLC0415
-    from adaptive_platform.cluster.mailbox import MailboxClient  # noqa: PLC0415
-    from adaptive_platform.cluster.recorder import Recorder  # noqa: PLC0415
-    from adaptive_platform.cluster.rendezvous import device_of_worker, meet  # noqa: PLC0415
-    from adaptive_platform.report.journal import Journal  # noqa: PLC0415
+    from adaptive_platform.checkpoints.store import CheckpointStore
+    from adaptive_platform.cluster.mailbox import MailboxClient
+    from adaptive_platform.cluster.recorder import Recorder
+    from adaptive_platform.cluster.rendezvous import device_of_worker, meet
+    from adaptive_platform.report.journal import Journal
 
     membership = meet(job.recipe.reducer.timeout_seconds)
     first = membership.rank == 0
@@ -75,11 +75,11 @@ def train_worker(config: Mapping[str, Any]) -> None:
 
 def build_run(job: Job, membership: Any, device: Any, store: Any, observer: Any) -> TrainingRun:
     """The run of one worker, from the recipe and what the user brought along."""
-    import torch  # noqa: PLC0415
+    import torch
 
-    from adaptive_platform.data import wrap_dataset  # noqa: PLC0415
-    from adaptive_platform.models import place_model  # noqa: PLC0415
-    from adaptive_platform.training.run import TrainingRun  # noqa: PLC0415
+    from adaptive_platform.data import wrap_dataset
+    from adaptive_platform.models import is_convolutional
+    from adaptive_platform.training.run import TrainingRun
 
     if device.type == "cpu":
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -99,9 +99,11 @@ def build_run(job: Job, membership: Any, device: Any, store: Any, observer: Any)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
             model = job.model()
+    if job.model is not None and is_convolutional(model):
+        model = model.to(memory_format=torch.channels_last)
     return TrainingRun(
         recipe,
-        place_model(recipe.model, model, device),
+        model.to(device),
         source,
         recipe.data,
         membership,

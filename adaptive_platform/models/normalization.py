@@ -50,7 +50,7 @@ def normalization_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def average_normalization(
-    model: nn.Module, all_reduce: Callable[[Tensor], None], weight: float
+    model: nn.Module, all_reduce: Callable[[Tensor], object], weight: float
 ) -> None:
     """Make the buffers of all workers' models agree, in one reduction.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -102,4 +102,5 @@ def microbatch_to(
         inputs = inputs.to(device, memory_format=memory_format, non_blocking=True)
     else:
         inputs = inputs.to(device, non_blocking=True)
-    return MicroBatch(inputs, microbatch.targets.to(device, non_blocking=True), microbatch.ids)
+    targets = microbatch.targets.to(device, non_blocking=True)
+    return replace(microbatch, inputs=inputs, targets=targets)

@@ -28,7 +28,7 @@ from adaptive_platform.errors import CheckpointError, DataError, RunFailedError,
 from adaptive_platform.gradients.buckets import GradientBuckets
 from adaptive_platform.gradients.loss import SampleLoss, correct_predictions
 from adaptive_platform.models import average_normalization, smallest_microbatch
-from adaptive_platform.optimizers import set_lr
+from adaptive_platform.optimizers import set_lr, set_progress
 from adaptive_platform.progress import Progress
 from adaptive_platform.recipe import Recipe
 from adaptive_platform.report.records import DecisionRecord, EvalRecord, EventRecord, StepRecord
@@ -125,6 +125,8 @@ class TrainingRun:
             source.train, data_config, recipe.seed, membership.rank, membership.world_size
         )
         self._warned: set[str] = set()
+        self._evaluated_at: Progress | None = None
+        self._saved_at: Progress | None = None
         self._restore(must_resume)
 
     # --- what a loop uses -------------------------------------------------------------------
@@ -255,7 +257,9 @@ class TrainingRun:
             if measured.moments is not None:
                 state.estimator.update(measured.moments)
                 summary = state.estimator.summary()
-            factor = self.recipe.lr_rule.factor(measured.trained, self._base_batch, summary)
+            factor = self.recipe.lr_rule.factor(
+                measured.trained, self._base_batch, summary, before
+            )
             horizon = self.recipe.stop.horizon
             lr = (
                 self.recipe.optimizer.lr
@@ -264,8 +268,7 @@ class TrainingRun:
                 * self._schedule.factor(self._schedule_time(), horizon.value)
             )
             set_lr(self._optimizer, lr)
-            if hasattr(self._optimizer, "set_progress"):
-                self._optimizer.set_progress(before.epochs)
+            set_progress(self._optimizer, before.epochs)
             self._step.commit(measured)
             gain = summary.gain(measured.trained, self._base_batch)
             state.progress = before.committed(consumed, measured.trained, gain)
@@ -442,9 +445,8 @@ class TrainingRun:
 
     def _restore(self, must_resume: bool) -> None:
         """Continue from the newest valid checkpoint, read on rank 0 and handed to all workers."""
-        self._evaluated_at: Progress | None = None
-        self._saved_at: Progress | None = None
-        content, messages = b"", []
+        content = b""
+        messages: list[str] = []
         error: UserError | None = None
         if self.is_first and self._store is not None:
             try:

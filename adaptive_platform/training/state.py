@@ -90,10 +90,9 @@ def make_checkpoint(
         kinds: Which controller and optimizer the states belong to.
         classes: Class names by number.
     """
-    names = {parameter: name for name, parameter in model.named_parameters()}
     return {
         "model": {name: _plain(value) for name, value in model.state_dict().items()},
-        "optimizer": named_state(optimizer, names),
+        "optimizer": named_state(optimizer, model.named_parameters()),
         "run": state.state_dict(),
         "kinds": dict(kinds),
         "classes": list(classes),
@@ -138,8 +137,7 @@ def load_checkpoint(
         messages.append(f"batch.kind was {was['batch']}: {kinds['batch']} starts anew.")
     model.load_state_dict(saved["model"])
     if was["optimizer"] == kinds["optimizer"]:
-        names = {parameter: name for name, parameter in model.named_parameters()}
-        load_named_state(optimizer, names, saved["optimizer"])
+        load_named_state(optimizer, model.named_parameters(), saved["optimizer"])
     else:
         messages.append(f"optimizer.kind was {was['optimizer']}: {kinds['optimizer']} starts anew.")
     state.load(run)

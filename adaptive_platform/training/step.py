@@ -143,7 +143,7 @@ class Step:
         self._buckets.begin_microbatch(last=self._done == self._expected - 1)
         self._done += 1
         total = losses.sum()
-        (total * (self._loss_scale / self._global_batch)).backward()  # type: ignore[no-untyped-call]
+        (total * (self._loss_scale / self._global_batch)).backward()
         sqnorm = self._buckets.end_microbatch()
         # To the squared norm of the micro-batch's own mean gradient.
         to_mean = self._global_batch / (samples * self._loss_scale)
