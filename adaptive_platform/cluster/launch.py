@@ -83,16 +83,17 @@ def launch(
 
 def _run_trainer(job: Job, scaling: Any, mailbox: Any, monitor: Monitor) -> BaseException | None:
     """Fit on a thread of its own, so that this one can show progress and take signals."""
+    from ray import cloudpickle
     from ray.train import FailureConfig, RunConfig
-    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-    from adaptive_platform.cluster.backend import AdaptiveBackendConfig
-    from adaptive_platform.cluster.worker import train_worker
+    from adaptive_platform.cluster.backend import AdaptiveBackendConfig, LeanTrainer
+    from adaptive_platform.cluster.entry import run_job
 
     separator = "" if job.run_dir.endswith("/") else "/"
-    trainer = DataParallelTrainer(
-        train_worker,
-        train_loop_config={"job": job},
+    trainer = LeanTrainer(
+        run_job,
+        # As bytes: Ray's controller unpickles this too, and would import torch for it.
+        train_loop_config={"job": cloudpickle.dumps(job)},
         backend_config=AdaptiveBackendConfig(),
         scaling_config=scaling,
         run_config=RunConfig(

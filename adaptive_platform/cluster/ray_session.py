@@ -49,6 +49,8 @@ def ray_session(recipe: Recipe) -> Iterator[RaySession]:
     local = address == "local"
     settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if local:
+        # Nobody announces a preemption to a machine's own Ray; the watcher is one process more.
+        os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
         settings |= {
             "include_dashboard": False,
             "num_cpus": max(os.cpu_count() or 1, _most(recipe.workers)),

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import nn
+
+from adaptive_platform.checkpoints.store import CheckpointStore
+from adaptive_platform.cluster.mailbox import MailboxClient
+from adaptive_platform.cluster.recorder import Recorder
+from adaptive_platform.cluster.rendezvous import device_of_worker, meet
+from adaptive_platform.collectives import Membership
+from adaptive_platform.data import wrap_dataset
 from adaptive_platform.errors import UserError
+from adaptive_platform.gradients.loss import SampleLoss
+from adaptive_platform.models import is_convolutional
 from adaptive_platform.recipe import Recipe
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from adaptive_platform.gradients.loss import SampleLoss
-    from adaptive_platform.training.run import TrainingRun
+from adaptive_platform.report.journal import Journal
+from adaptive_platform.training.run import TrainingRun
 
 __all__ = ["Job", "train_worker"]
 
@@ -38,21 +45,16 @@ class Job:
     """The user's own losses per sample; None for the recipe's."""
 
 
-def train_worker(config: Mapping[str, Any]) -> None:
+def train_worker(job: Job, entered: float) -> None:
     """Train to the end, or until asked to stop. Errors that are the user's end the run at once.
 
     Anything else is raised: Ray Train then starts the workers again, up to `max_failures` times,
     and they go on from the newest checkpoint.
-    """
-    job: Job = config["job"]
-    entered = time.time()
-    # Late imports: torch is being loaded by another thread while Ray wires the workers up.
-    from adaptive_platform.checkpoints.store import CheckpointStore
-    from adaptive_platform.cluster.mailbox import MailboxClient
-    from adaptive_platform.cluster.recorder import Recorder
-    from adaptive_platform.cluster.rendezvous import device_of_worker, meet
-    from adaptive_platform.report.journal import Journal
 
+    Args:
+        job: What to do.
+        entered: When this worker was reached, in seconds since 1970.
+    """
     membership = meet(job.recipe.reducer.timeout_seconds)
     first = membership.rank == 0
     mailbox = MailboxClient(job.mailbox) if first else None
@@ -73,14 +75,14 @@ def train_worker(config: Mapping[str, Any]) -> None:
         recorder.close()
 
 
-def build_run(job: Job, membership: Any, device: Any, store: Any, observer: Any) -> TrainingRun:
+def build_run(
+    job: Job,
+    membership: Membership,
+    device: torch.device,
+    store: CheckpointStore | None,
+    observer: Recorder,
+) -> TrainingRun:
     """The run of one worker, from the recipe and what the user brought along."""
-    import torch
-
-    from adaptive_platform.data import wrap_dataset
-    from adaptive_platform.models import is_convolutional
-    from adaptive_platform.training.run import TrainingRun
-
     if device.type == "cpu":
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     recipe = job.recipe
