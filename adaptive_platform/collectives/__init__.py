@@ -1,1 +1,38 @@
 """Reductions: plans as data, process groups that can be rebuilt, executors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from adaptive_platform.collectives.failure import CollectiveError
+from adaptive_platform.collectives.groups import Membership, ProcessGroups
+from adaptive_platform.collectives.ordered import Pending
+from adaptive_platform.collectives.plan import Phase, Plan, ReducerConfig
+from adaptive_platform.collectives.reducer import Reducer
+from adaptive_platform.collectives.ring import RingConfig
+from adaptive_platform.collectives.simulate import Simulation, simulate
+from adaptive_platform.collectives.torus import TorusConfig
+from adaptive_platform.settings import import_variants, union_of
+
+__all__ = [
+    "AnyReducer",
+    "CollectiveError",
+    "Membership",
+    "Pending",
+    "Phase",
+    "Plan",
+    "ProcessGroups",
+    "Reducer",
+    "ReducerConfig",
+    "RingConfig",
+    "Simulation",
+    "TorusConfig",
+    "simulate",
+]
+
+import_variants(__name__)
+
+if TYPE_CHECKING:
+    AnyReducer = ReducerConfig
+else:
+    AnyReducer = union_of(ReducerConfig)

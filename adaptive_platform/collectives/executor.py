@@ -1,0 +1,38 @@
+"""What an executor of plans offers the reducer, whatever the backend."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+
+from adaptive_platform.collectives.deadline import Deadline
+
+__all__ = ["Executor"]
+
+
+class Executor(ABC):
+    """Carries out operations on the groups of one plan. Calls block until done or `deadline`.
+
+    Every method raises `LinkError` when a peer is lost or the deadline passes.
+    """
+
+    @abstractmethod
+    def reduce(self, buffer: torch.Tensor, deadline: Deadline) -> None:
+        """Sum a 1-D contiguous buffer over all workers, in place, as the plan says."""
+
+    @abstractmethod
+    def all_reduce(self, tensor: torch.Tensor, deadline: Deadline) -> None:
+        """Sum a contiguous tensor of any shape with one call of the backend, in place."""
+
+    @abstractmethod
+    def broadcast(self, tensor: torch.Tensor, source: int, deadline: Deadline) -> None:
+        """Overwrite a contiguous tensor with that of rank `source`."""
+
+    @abstractmethod
+    def all_gather(self, tensor: torch.Tensor, deadline: Deadline) -> list[torch.Tensor]:
+        """The contiguous tensors of all ranks, which have one shape and type."""
+
+    @abstractmethod
+    def barrier(self, deadline: Deadline) -> None:
+        """Return when all workers have called it."""

@@ -1,0 +1,180 @@
+"""Executes plans on CPU tensors with Gloo.
+
+Gloo's all-reduce is good and is used as it is; its reduce-scatter and all-gather are not rings,
+and a torus made of them is several times slower than one all-reduce. So those phases are pipelined
+point-to-point messages: segments of a chunk, several in flight, added from preallocated scratch.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions
+
+from adaptive_platform.collectives.deadline import Deadline
+from adaptive_platform.collectives.executor import Executor
+from adaptive_platform.collectives.failure import LinkError
+from adaptive_platform.collectives.groups import Group, ProcessGroups
+from adaptive_platform.collectives.pipeline import Program, Step, compile_program
+from adaptive_platform.collectives.plan import Phase, Plan, Span
+from adaptive_platform.collectives.schedules import Algorithm, Op, chunk_bounds, rounds_of
+
+__all__ = ["GlooExecutor"]
+
+
+class GlooExecutor(Executor):
+    """Executes one plan for one worker.
+
+    Args:
+        plan: What `reduce` does.
+        groups: Connections for it.
+        rank: This worker.
+        segment_bytes: Largest point-to-point message.
+        in_flight: Receives posted ahead.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        groups: ProcessGroups,
+        rank: int,
+        segment_bytes: int,
+        in_flight: int = 4,
+    ) -> None:
+        self._plan = plan
+        self._groups = groups
+        self._rank = rank
+        self._segment_bytes = segment_bytes
+        self._in_flight = in_flight
+        self._scratch: dict[torch.dtype, list[torch.Tensor]] = {}
+        self._spans = lru_cache(maxsize=256)(self._spans_of)
+        self._program = lru_cache(maxsize=256)(self._program_of)
+
+    def reduce(self, buffer: torch.Tensor, deadline: Deadline) -> None:
+        """Phase by phase; a phase without elements is left out by all its workers alike."""
+        spans = self._spans(buffer.numel())
+        for index, (phase, span) in enumerate(zip(self._plan.phases, spans, strict=True)):
+            group = self._groups.of_phase[index]
+            if group is None or span.length == 0:
+                continue
+            if phase.op is Op.ALL_REDUCE and phase.algorithm is Algorithm.RING:
+                self._native_sum(buffer[span.start : span.stop], group, deadline)
+            else:
+                program = self._program(index, buffer.numel(), buffer.element_size())
+                self._follow(program, phase, group, buffer, deadline)
+
+    def all_reduce(self, tensor: torch.Tensor, deadline: Deadline) -> None:
+        """Gloo's own, over the group of all workers."""
+        if tensor.numel():
+            self._native_sum(tensor.view(-1), self._groups.world, deadline)
+
+    def broadcast(self, tensor: torch.Tensor, source: int, deadline: Deadline) -> None:
+        """Gloo's own, as bytes, so that every type of element works."""
+        if not tensor.numel():
+            return
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor, options.timeout = source, 0, deadline.remaining
+        world = self._groups.world
+        try:
+            world.backend.broadcast([_as_bytes(tensor)], options).wait()
+        except RuntimeError as error:
+            raise LinkError("broadcast", world.label, (), str(error)) from None
+
+    def all_gather(self, tensor: torch.Tensor, deadline: Deadline) -> list[torch.Tensor]:
+        """Gloo's own, as bytes."""
+        world = self._groups.world
+        found = [torch.empty_like(tensor) for _ in world.ranks]
+        if not tensor.numel():
+            return found
+        options = AllgatherOptions()
+        options.timeout = deadline.remaining
+        try:
+            world.backend.allgather(
+                [[_as_bytes(each) for each in found]], [_as_bytes(tensor)], options
+            ).wait()
+        except RuntimeError as error:
+            raise LinkError("all_gather", world.label, (), str(error)) from None
+        return found
+
+    def barrier(self, deadline: Deadline) -> None:
+        """A sum of nothing much: it returns when all have come."""
+        self._native_sum(torch.zeros(1), self._groups.world, deadline, "barrier")
+
+    def _native_sum(
+        self, tensor: torch.Tensor, group: Group, deadline: Deadline, name: str = "all_reduce"
+    ) -> None:
+        options = dist.AllreduceOptions()
+        options.timeout = deadline.remaining
+        try:
+            group.backend.allreduce([tensor], options).wait()
+        except RuntimeError as error:
+            raise LinkError(name, group.label, (), str(error)) from None
+
+    def _follow(
+        self,
+        program: Program,
+        phase: Phase,
+        group: Group,
+        buffer: torch.Tensor,
+        deadline: Deadline,
+    ) -> None:
+        backend, slots = group.backend, self._slots(buffer.dtype, program)
+        outgoing: dict[int, dist.Work] = {}
+        incoming: dict[int, tuple[dist.Work, torch.Tensor]] = {}
+        peer = 0
+        try:
+            for action in program.actions:
+                index = action.index
+                if action.step is Step.SEND:
+                    message = program.sends[index]
+                    peer = message.peer
+                    part = buffer[message.start : message.stop]
+                    outgoing[index] = backend.send([part], peer, message.tag)
+                elif action.step is Step.RECEIVE:
+                    message = program.receives[index]
+                    peer = message.peer
+                    if message.add:
+                        part = slots[index % program.in_flight][: message.stop - message.start]
+                    else:
+                        part = buffer[message.start : message.stop]
+                    incoming[index] = (backend.recv([part], peer, message.tag), part)
+                elif action.step is Step.AWAIT_RECEIVED:
+                    message = program.receives[index]
+                    peer = message.peer
+                    work, part = incoming.pop(index)
+                    work.wait(deadline.remaining)
+                    if message.add:
+                        buffer[message.start : message.stop].add_(part)
+                else:
+                    peer = program.sends[index].peer
+                    outgoing.pop(index).wait(deadline.remaining)
+        except RuntimeError as error:
+            raise LinkError(phase.op.value, group.label, (group.ranks[peer],), str(error)) from None
+
+    def _slots(self, dtype: torch.dtype, program: Program) -> list[torch.Tensor]:
+        if dtype not in self._scratch:
+            length = max(1, self._segment_bytes // dtype.itemsize)
+            memory = torch.empty(self._in_flight * length, dtype=dtype)
+            self._scratch[dtype] = list(memory.split(length))
+        return self._scratch[dtype]
+
+    def _spans_of(self, length: int) -> tuple[Span, ...]:
+        return self._plan.spans(self._rank, length)
+
+    def _program_of(self, index: int, length: int, itemsize: int) -> Program:
+        phase, span = self._plan.phases[index], self._spans(length)[index]
+        place = phase.place(self._rank)
+        assert place is not None
+        size = len(phase.groups[place[0]])
+        return compile_program(
+            rounds_of(phase.op, phase.algorithm, size, place[1]),
+            chunk_bounds(span.start, span.stop, size),
+            max(1, self._segment_bytes // itemsize),
+            self._in_flight,
+        )
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(-1).view(torch.uint8)

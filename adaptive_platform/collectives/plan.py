@@ -1,0 +1,186 @@
+"""What a reduction will do, as data: phases over disjoint groups of workers, and their configs.
+
+A plan needs no process. `simulate` executes one on plain vectors, `cost` prices one, and a
+`Reducer` executes one on process groups; all three read the same rounds from `schedules`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from pydantic import Field
+
+from adaptive_platform.collectives.schedules import Algorithm, Op, chunk_bounds, rounds_of
+from adaptive_platform.settings import Variant
+
+__all__ = ["Axis", "MessagesConfig", "Phase", "Plan", "ReducerConfig", "Span", "whole_world"]
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+class Axis(str, Enum):
+    """What the groups of a phase are called in messages and logs."""
+
+    WORLD = "world"
+    ROW = "row"
+    COLUMN = "column"
+    NODE = "node"
+    PAIR = "pair"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Elements `[start, stop)` of the buffer."""
+
+    start: int
+    stop: int
+
+    @property
+    def length(self) -> int:
+        """Number of elements."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One operation that several disjoint groups of workers do side by side.
+
+    Reduce-scatter leaves the worker at position i of its group with chunk i of what the group
+    held; all-gather undoes it. Reduce and broadcast have position 0 as their root. Workers in no
+    group wait.
+    """
+
+    op: Op
+    axis: Axis
+    groups: Groups
+    """Ranks, in the order of the ring."""
+    algorithm: Algorithm = Algorithm.RING
+
+    def __post_init__(self) -> None:
+        members = [rank for group in self.groups for rank in group]
+        if len(set(members)) != len(members):
+            raise ValueError(f"{self.axis.value} groups share workers: {self.groups}")
+        if any(len(group) < 2 for group in self.groups):
+            raise ValueError(f"a {self.axis.value} group needs two workers: {self.groups}")
+
+    def place(self, rank: int) -> tuple[int, int] | None:
+        """Index of the rank's group and its position there; None when it is in none."""
+        for index, group in enumerate(self.groups):
+            if rank in group:
+                return index, group.index(rank)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An all-reduce (sum) over `world_size` workers.
+
+    Attributes:
+        name: The `kind` of the config that made it.
+        grid: (rows Y, row length X) of a torus; (1, world_size) for plans without a grid.
+    """
+
+    name: str
+    world_size: int
+    grid: tuple[int, int]
+    phases: tuple[Phase, ...]
+
+    def __post_init__(self) -> None:
+        scattered: list[Groups] = []
+        for phase in self.phases:
+            if any(not 0 <= rank < self.world_size for group in phase.groups for rank in group):
+                raise ValueError(f"a phase names workers beyond {self.world_size}: {phase.groups}")
+            if phase.op is Op.REDUCE_SCATTER:
+                scattered.append(phase.groups)
+            elif phase.op is Op.ALL_GATHER and (not scattered or scattered.pop() != phase.groups):
+                raise ValueError("an all-gather must undo the latest reduce-scatter")
+        if scattered:
+            raise ValueError("a reduce-scatter is never gathered")
+
+    def spans(self, rank: int, length: int) -> tuple[Span, ...]:
+        """The part of a buffer of `length` elements that `rank` works on, phase by phase.
+
+        Chunks differ by at most one element where the length does not divide, so no padding is
+        needed and no element is sent twice.
+        """
+        held = [Span(0, length)]
+        spans: list[Span] = []
+        for phase in self.phases:
+            place = phase.place(rank)
+            if place is None:
+                spans.append(Span(0, 0))
+                continue
+            if phase.op is Op.ALL_GATHER:
+                held.pop()
+            span = held[-1]
+            spans.append(span)
+            if phase.op is Op.REDUCE_SCATTER:
+                index, position = place
+                bounds = chunk_bounds(span.start, span.stop, len(phase.groups[index]))
+                held.append(Span(bounds[position], bounds[position + 1]))
+        return tuple(spans)
+
+    def elements_sent(self, rank: int, length: int) -> int:
+        """Elements that `rank` puts on the wire for one buffer of `length` elements."""
+        total = 0
+        for phase, span in zip(self.phases, self.spans(rank, length), strict=True):
+            place = phase.place(rank)
+            if place is None or not span.length:
+                continue
+            size = len(phase.groups[place[0]])
+            bounds = chunk_bounds(span.start, span.stop, size)
+            for turn in rounds_of(phase.op, phase.algorithm, size, place[1]):
+                if turn.send is not None:
+                    total += bounds[turn.send.stop] - bounds[turn.send.start]
+        return total
+
+    def describe(self) -> str:
+        """One line for logs, such as `torus 2 x 4: reduce_scatter row, all_reduce column, ...`."""
+        grid = f" {self.grid[0]} x {self.grid[1]}" if self.grid[0] > 1 else ""
+        steps = ", ".join(f"{phase.op.value} {phase.axis.value}" for phase in self.phases)
+        return f"{self.name}{grid} over {self.world_size} workers: {steps or 'nothing to send'}"
+
+
+class ReducerConfig(Variant):
+    """How gradients are summed over the workers."""
+
+    bucket_mib: float = Field(25.0, gt=0)
+    """Size of one gradient bucket in MiB; a bucket is reduced as soon as backward filled it."""
+    timeout_seconds: float = Field(30.0, gt=0)
+    """Longest time one operation waits for another worker, its slowness included, in seconds."""
+
+    @property
+    def segment_bytes(self) -> int:
+        """Largest point-to-point message, for plans that send any."""
+        return 512 * 1024
+
+    def plan(self, world_size: int, node_of_rank: Sequence[str] | None = None) -> Plan:
+        """The plan for `world_size` workers.
+
+        Args:
+            world_size: Number of workers, at least 1.
+            node_of_rank: Name of the machine of each rank, where known.
+
+        Raises:
+            UserError: This choice cannot work with that many workers.
+        """
+        raise TypeError(f"{type(self).__name__} has no plan: use one of its variants")
+
+
+class MessagesConfig(ReducerConfig):
+    """A reduction made of our own point-to-point messages (with Gloo; NCCL has its own)."""
+
+    segment_kib: int = Field(512, ge=4)
+    """Largest message in KiB, with Gloo; smaller overlaps better, larger costs fewer calls."""
+
+    @property
+    def segment_bytes(self) -> int:
+        """Largest point-to-point message."""
+        return self.segment_kib * 1024
+
+
+def whole_world(op: Op, world_size: int, algorithm: Algorithm = Algorithm.RING) -> Phase:
+    """A phase in which all workers form one group."""
+    return Phase(op, Axis.WORLD, (tuple(range(world_size)),), algorithm)

@@ -1,0 +1,316 @@
+"""Sums buffers over all workers, asynchronously and in call order; the room's front door."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from adaptive_platform.collectives.deadline import Deadline
+from adaptive_platform.collectives.executor import Executor
+from adaptive_platform.collectives.failure import CollectiveError, LinkError
+from adaptive_platform.collectives.gloo import GlooExecutor
+from adaptive_platform.collectives.groups import Membership, ProcessGroups
+from adaptive_platform.collectives.nccl import NcclExecutor
+from adaptive_platform.collectives.ordered import Finished, OrderedThread, Pending
+from adaptive_platform.collectives.plan import Plan, ReducerConfig
+
+__all__ = ["Reducer"]
+
+_ROLL_CALL_SECONDS = 1.0
+
+
+class Reducer:
+    """All that workers say to each other while one membership lasts.
+
+    Every worker makes the same calls in the same order. Results are the same bits on all of them.
+    One worker alone needs no group, no thread and no copy.
+
+    After a `CollectiveError` the groups are closed, so that peers in the middle of an operation
+    notice at once, and every later call raises the same error. Close it and make a new one with
+    the survivors and a higher generation.
+
+    Args:
+        config: How buffers are summed.
+        membership: Who takes part.
+        device: Where buffers live; decides between Gloo (CPU) and NCCL (CUDA).
+
+    Raises:
+        CollectiveError: A worker did not join within the time limit.
+        UserError: The config cannot work with that many workers.
+        ValueError: This worker already has a reducer of this generation.
+    """
+
+    def __init__(
+        self,
+        config: ReducerConfig,
+        membership: Membership,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self._config = config
+        self._membership = membership
+        self._device = torch.device(device)
+        self._plan = config.plan(membership.world_size, membership.node_of_rank)
+        self._seconds = 0.0
+        self._bytes_sent = 0
+        self._failure: CollectiveError | None = None
+        self._closed = False
+        self._groups: ProcessGroups | None = None
+        self._executor: Executor | None = None
+        self._thread: OrderedThread | None = None
+        rank = membership.rank
+        self._elements_sent = lru_cache(maxsize=256)(
+            lambda length: self._plan.elements_sent(rank, length)
+        )
+        if membership.world_size > 1:
+            self._connect()
+
+    @property
+    def rank(self) -> int:
+        """This worker, from 0."""
+        return self._membership.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers."""
+        return self._membership.world_size
+
+    @property
+    def plan(self) -> Plan:
+        """What `start` does."""
+        return self._plan
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in `start`ed reductions so far, whether or not anyone waited for it."""
+        return self._seconds
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes this worker put on the wire in `start`ed reductions, by the plan."""
+        return self._bytes_sent
+
+    def start(self, buffer: torch.Tensor) -> Pending:
+        """Begin to sum `buffer` over all workers, in place.
+
+        Args:
+            buffer: 1-D, contiguous, float32, float64, float16 or bfloat16, of any length that is
+                the same on all workers. Leave it alone until `wait` has returned.
+
+        Returns:
+            The operation; `wait` for it before reading the buffer.
+
+        Raises:
+            CollectiveError: An earlier operation failed.
+            ValueError: Not a 1-D contiguous floating-point tensor.
+        """
+        if buffer.dim() != 1 or not buffer.is_contiguous() or not buffer.is_floating_point():
+            raise ValueError(
+                f"a 1-D contiguous floating-point buffer is needed, not {buffer.dtype} of shape "
+                f"{tuple(buffer.shape)}"
+            )
+        self._check()
+        executor = self._executor
+        if executor is None or not buffer.numel():
+            return Finished()
+        self._bytes_sent += self._elements_sent(buffer.numel()) * buffer.element_size()
+        buffer = buffer.detach()
+        if isinstance(executor, NcclExecutor):
+            return self._on_stream(executor, buffer)
+        assert self._thread is not None
+        return self._thread.submit(
+            lambda: self._attempt("reduce", lambda limit: self._timed(executor, buffer, limit))
+        )
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum a small tensor of any shape and numeric type over all workers, in place.
+
+        Returns:
+            The same tensor.
+        """
+
+        def act(executor: Executor, limit: Deadline) -> None:
+            whole = tensor.detach().contiguous()
+            executor.all_reduce(whole, limit)
+            if whole.data_ptr() != tensor.data_ptr():
+                tensor.detach().copy_(whole)
+
+        self._now("all_reduce", act)
+        return tensor
+
+    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
+        """Overwrite `tensor` on all workers with that of rank `source`; any shape and type.
+
+        Returns:
+            The same tensor.
+        """
+
+        def act(executor: Executor, limit: Deadline) -> None:
+            whole = tensor.detach().contiguous()
+            executor.broadcast(whole, source, limit)
+            if whole.data_ptr() != tensor.data_ptr():
+                tensor.detach().copy_(whole)
+
+        if not 0 <= source < self.world_size:
+            raise ValueError(f"source {source} is not in [0, {self.world_size})")
+        self._now("broadcast", act)
+        return tensor
+
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Copies of the tensors of all ranks, in rank order; all of one shape and type."""
+        found: list[torch.Tensor] = []
+
+        def act(executor: Executor, limit: Deadline) -> None:
+            found.extend(executor.all_gather(tensor.detach().contiguous(), limit))
+
+        self._now("all_gather", act)
+        return found if self._executor is not None else [tensor.detach().clone()]
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """The values of all ranks, in rank order. They are pickled: workers trust each other."""
+        if self._executor is None:
+            self._check()
+            return [value]
+        data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        lengths = [int(each) for each in self.all_gather(torch.tensor([len(data)]))]
+        padded = torch.zeros(max(lengths), dtype=torch.uint8)
+        padded[: len(data)] = data
+        return [
+            pickle.loads(each[:length].numpy().tobytes())
+            for each, length in zip(self.all_gather(padded), lengths, strict=True)
+        ]
+
+    def barrier(self) -> None:
+        """Return when all workers have called it."""
+        self._now("barrier", lambda executor, limit: executor.barrier(limit))
+
+    def close(self) -> None:
+        """Let queued operations end, then give back thread and connections. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._thread is not None:
+            self._thread.close()
+        if self._groups is not None:
+            self._groups.close(broken=self._failure is not None)
+
+    def __enter__(self) -> Reducer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _connect(self) -> None:
+        limit = Deadline(self._config.timeout_seconds)
+        trouble: LinkError | None = None
+        try:
+            self._groups = ProcessGroups(
+                self._membership, self._plan, self._device, self._config.timeout_seconds
+            )
+        except LinkError as error:
+            trouble = error.with_traceback(None)
+        if trouble is not None:
+            raise self._error(trouble, limit, trouble.peers)
+        assert self._groups is not None
+        if self._device.type == "cuda":
+            self._executor = NcclExecutor(self._plan, self._groups, self.rank, self._device)
+            return
+        self._executor = GlooExecutor(
+            self._plan, self._groups, self.rank, self._config.segment_bytes
+        )
+        self._thread = OrderedThread(f"reducer-{self.rank}")
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._closed:
+            raise RuntimeError("this reducer is closed")
+
+    def _now(self, operation: str, act: Callable[[Executor, Deadline], None]) -> None:
+        """Do `act` after everything started before, and wait for it."""
+        self._check()
+        executor = self._executor
+        if executor is None:
+            return
+        if self._thread is None:
+            self._attempt(operation, lambda limit: act(executor, limit))
+            return
+        self._thread.submit(
+            lambda: self._attempt(operation, lambda limit: act(executor, limit))
+        ).wait()
+
+    def _timed(self, executor: Executor, buffer: torch.Tensor, limit: Deadline) -> None:
+        began = time.perf_counter()
+        executor.reduce(buffer, limit)
+        self._seconds += time.perf_counter() - began
+
+    def _on_stream(self, executor: NcclExecutor, buffer: torch.Tensor) -> Pending:
+        event = executor.launch(buffer)
+        return _OnStream(self, executor, event)
+
+    def _attempt(self, operation: str, act: Callable[[Deadline], None]) -> None:
+        """Run one operation; on failure close the groups, see who is left, and raise."""
+        if self._failure is not None:
+            raise self._failure
+        limit = Deadline(self._config.timeout_seconds)
+        trouble: LinkError | None = None
+        try:
+            act(limit)
+        except LinkError as error:
+            # Without its traceback, whose frames hold groups and buffers: connections close when
+            # the last reference goes, and only then do the other workers notice.
+            trouble = error.with_traceback(None)
+        if trouble is None:
+            return
+        assert self._groups is not None
+        self._groups.close(broken=True)
+        silent = self._groups.roll_call(min(_ROLL_CALL_SECONDS, self._config.timeout_seconds))
+        named = tuple(peer for peer in trouble.peers if peer in silent) or silent or trouble.peers
+        self._failure = self._error(trouble, limit, named)
+        raise self._failure
+
+    def _error(
+        self, trouble: LinkError, limit: Deadline, peers: tuple[int, ...]
+    ) -> CollectiveError:
+        return CollectiveError(
+            operation=trouble.operation,
+            group=trouble.group,
+            rank=self.rank,
+            world_size=self.world_size,
+            generation=self._membership.generation,
+            timeout_seconds=self._config.timeout_seconds,
+            after_seconds=limit.elapsed_seconds,
+            peers=peers,
+            reason=trouble.reason,
+        )
+
+
+class _OnStream(Pending):
+    """A reduction on a CUDA stream."""
+
+    def __init__(self, reducer: Reducer, executor: NcclExecutor, event: torch.cuda.Event) -> None:
+        self._reducer = reducer
+        self._executor = executor
+        self._event = event
+        self._began = time.perf_counter()
+
+    def wait(self) -> None:
+        reducer = self._reducer
+        reducer._attempt(
+            "reduce", lambda limit: self._executor.await_event(self._event, "reduce", limit)
+        )
+        reducer._seconds += time.perf_counter() - self._began
+
+    @property
+    def done(self) -> bool:
+        return self._event.query()
