@@ -1,11 +1,11 @@
-"""What the gradient statistics say: the value that controllers and learning-rate rules read."""
+"""What was measured, as values that controllers and learning-rate rules read: noise and speed."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-__all__ = ["GradientSummary"]
+__all__ = ["GradientSummary", "ThroughputModel"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +25,8 @@ class GradientSummary:
     biased: bool = False
     """True where a single gradient per step forced a biased estimator."""
     gsnr: float | None = None
-    """Mean over layers of `G2_l / S_l`, a single example's signal-to-noise ratio. A batch of B has
-    B times as much. None while no layers are measured."""
+    """Median over layers of `G2_l / S_l`, a single example's signal-to-noise ratio. A batch of B
+    has B times as much. None while no layers are measured."""
     hessian_top_eigenvalue: float | None = None
     """Top eigenvalue of the loss's Hessian on the probe batch. None while not measured."""
 
@@ -65,3 +65,53 @@ class GradientSummary:
     def efficiency(self, batch: float, base_batch: float) -> float:
         """Statistical efficiency of a sample at `batch` (Pollux, OSDI 2021): gain * B0 / B."""
         return self.gain(batch, base_batch) * base_batch / batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThroughputModel:
+    """Seconds of a step as a function of how it is split (Pollux, OSDI 2021, section 3.2).
+
+    `T_grad = alpha_g + beta_g m`; `T_sync` is 0 for one worker, else linear in the workers beyond
+    two; the last micro-batch's gradient overlaps with the reduction as far as `gamma` says.
+    """
+
+    alpha_grad: float
+    """Seconds of a micro-batch that do not depend on its size."""
+    beta_grad: float
+    """Seconds per sample of a micro-batch."""
+    alpha_local: float
+    """Seconds of a reduction between two workers on one node."""
+    beta_local: float
+    """Seconds for each worker beyond two, on one node."""
+    alpha_node: float
+    """Seconds of a reduction between two workers on different nodes."""
+    beta_node: float
+    """Seconds for each worker beyond two, over several nodes."""
+    gamma: float
+    """Overlap of gradient and reduction, from 1 (none) to 10 (nearly full)."""
+    fit_error: float = 0.0
+    """Mean relative error of the fitted step times."""
+
+    def step_seconds(
+        self, world_size: int, num_nodes: int, microbatch: float, accumulation: int
+    ) -> float:
+        """Predicted seconds of one optimizer step.
+
+        Args:
+            world_size: Workers.
+            num_nodes: Nodes that they are spread over.
+            microbatch: Samples of one forward and backward pass on one worker.
+            accumulation: Micro-batches per worker and step, >= 1.
+        """
+        gradient = self.alpha_grad + self.beta_grad * microbatch
+        reduction = 0.0
+        if world_size > 1:
+            alpha, beta = self.alpha_local, self.beta_local
+            if num_nodes > 1:
+                alpha, beta = self.alpha_node, self.beta_node
+            reduction = alpha + beta * (world_size - 2)
+        longer, shorter = max(gradient, reduction), min(gradient, reduction)
+        if longer <= 0.0:
+            return 0.0
+        overlapped = longer * (1.0 + (shorter / longer) ** self.gamma) ** (1.0 / self.gamma)
+        return (accumulation - 1) * gradient + overlapped

@@ -10,6 +10,7 @@ from adaptive_platform.controllers.controller import (
     ControllerConfig,
     Decision,
     Limits,
+    Need,
     Observation,
 )
 from adaptive_platform.controllers.lr_rules import LrRuleConfig
@@ -24,6 +25,7 @@ __all__ = [
     "Decision",
     "Limits",
     "LrRuleConfig",
+    "Need",
     "Observation",
 ]
 

@@ -74,9 +74,11 @@ class Target:
     """The batch a measurement asks for, or why it asks for none."""
 
     batch: float | None
-    """Wanted batch in samples, finite and > 0. None: hold."""
+    """Wanted batch in samples, > 0, may be infinite. None: hold."""
     why: str
     inputs: Mapping[str, float | int | None] = field(default_factory=dict)
+    candidates: tuple[Candidate, ...] = ()
+    """Batches that were compared, where the target is the best of several."""
 
 
 class AdaptiveController(Controller):
@@ -93,9 +95,7 @@ class AdaptiveController(Controller):
     def decide(self, observation: Observation) -> Decision:
         """See `Controller.decide`."""
         config, batch = self._config, observation.global_batch
-        limits = observation.limits
-        if config.min_batch is not None or config.max_batch is not None:
-            limits = limits.narrowed(config.min_batch, config.max_batch)
+        limits = self.bounds(observation)
         if not limits.allows(batch):
             return settle(observation, batch, "the limits moved", limits=limits)
         if not self._due(observation):
@@ -112,8 +112,22 @@ class AdaptiveController(Controller):
             return settle(observation, batch, f"only {seen}", limits=limits)
         target = self.target(observation)
         if target.batch is None:
-            return settle(observation, batch, target.why, limits=limits, inputs=target.inputs)
+            return settle(
+                observation,
+                batch,
+                target.why,
+                limits=limits,
+                inputs=target.inputs,
+                candidates=target.candidates,
+            )
         return self._approach(observation, limits, target, target.batch)
+
+    def bounds(self, observation: Observation) -> Limits:
+        """The observation's limits and the controller's own."""
+        low, high = self._config.min_batch, self._config.max_batch
+        if low is None and high is None:
+            return observation.limits
+        return observation.limits.narrowed(low, high)
 
     def _due(self, observation: Observation) -> bool:
         every = self._config.decide_every
@@ -135,6 +149,7 @@ class AdaptiveController(Controller):
         if stopped:
             why += f"; {stopped}"
         candidates = (
+            *target.candidates,
             Candidate(global_batch=batch, note="in force"),
             Candidate(global_batch=goal, note="target within limits"),
             Candidate(global_batch=chosen, note="after pace and hysteresis"),

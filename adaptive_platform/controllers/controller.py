@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
 from adaptive_platform.progress import Progress
 from adaptive_platform.settings import Variant
-from adaptive_platform.summary import GradientSummary
+from adaptive_platform.summary import GradientSummary, ThroughputModel
 
 __all__ = [
     "Candidate",
@@ -18,9 +19,15 @@ __all__ = [
     "ControllerConfig",
     "Decision",
     "Limits",
+    "Need",
     "Observation",
     "settle",
 ]
+
+Need: TypeAlias = Literal["noise", "layers", "hessian", "throughput", "adversarial"]
+"""What a controller reads besides progress: `noise`, S and G2 of the whole gradient; `layers`, the
+same of each layer; `hessian`, its top eigenvalue at the end of each epoch; `throughput`, a fitted
+model; `adversarial`, that `adversarial_fraction` is acted on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +39,11 @@ class Limits:
     world_size: int = 1
     smallest_microbatch: int = 1
     """Fewest samples that a worker may get."""
+    largest_microbatch: int | None = None
+    """Most samples of one pass that a worker's memory holds; larger shares are accumulated. None:
+    any."""
+    num_nodes: int = 1
+    """Nodes that the workers are spread over."""
     min_batch: int | None = None
     """The user's lower bound on the global batch, in samples."""
     max_batch: int | None = None
@@ -87,13 +99,7 @@ class Limits:
         """These limits and a controller's own bounds together."""
         lows = [bound for bound in (self.min_batch, min_batch) if bound is not None]
         highs = [bound for bound in (self.max_batch, max_batch) if bound is not None]
-        return Limits(
-            dataset_size=self.dataset_size,
-            world_size=self.world_size,
-            smallest_microbatch=self.smallest_microbatch,
-            min_batch=max(lows) if lows else None,
-            max_batch=min(highs) if highs else None,
-        )
+        return replace(self, min_batch=max(lows, default=None), max_batch=min(highs, default=None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +111,8 @@ class Observation:
     global_batch: int
     """The batch in force: what was last decided, not the true size of a short last step."""
     limits: Limits
+    throughput: ThroughputModel | None = None
+    """The fitted speed of this run. None while nothing was fitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +124,10 @@ class Candidate:
     """Where it comes from, in a few words."""
     score: float | None = None
     """What the controller maximizes, where it compares."""
+    microbatch: int | None = None
+    """Samples of one pass on one worker that the score assumes."""
+    accumulation: int | None = None
+    """Micro-batches per worker and step that the score assumes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +164,11 @@ class Controller(ABC):
         """
         return 1.0
 
+    @property
+    def adversarial_fraction(self) -> float:
+        """Share of each micro-batch to replace by adversarial examples; read at every step."""
+        return 0.0
+
     def state_dict(self) -> dict[str, float | int]:
         """Plain numbers for a checkpoint; empty where nothing is remembered."""
         return {}
@@ -163,6 +180,8 @@ class Controller(ABC):
 class ControllerConfig(Variant):
     """Who chooses the global batch."""
 
+    needs: ClassVar[frozenset[Need]] = frozenset()
+    """What the loop has to measure for it; a loop that can't refuses the controller early."""
     global_batch: int = Field(default=32, ge=1)
     """Samples per optimizer step over all workers, at the start of the run."""
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from adaptive_platform.controllers.adaptive import AdaptiveConfig, AdaptiveController, Target
-from adaptive_platform.controllers.controller import Observation
+from adaptive_platform.controllers.controller import Need, Observation
 
 __all__ = ["NoiseScale", "NoiseScaleConfig"]
 
@@ -16,6 +16,7 @@ class NoiseScaleConfig(AdaptiveConfig):
     """Aim for a share of the noise scale, the batch at which noise equals signal."""
 
     kind: Literal["noise_scale"] = "noise_scale"
+    needs: ClassVar[frozenset[Need]] = frozenset({"noise"})
     scale_factor: float = Field(default=1.0, gt=0.0)
     """Target batch as a multiple of the noise scale. At 1, steps and samples to a goal are both
     twice their least; below 1 saves samples, above 1 saves steps."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -194,4 +195,12 @@ def _unchanged(item: Any) -> Any:
 def _leave_signals_to_the_parent(worker: int) -> None:
     """Ctrl-C and handlers inherited from the training process are not for decode processes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, _outlive_one_sigterm)
+
+
+def _outlive_one_sigterm(number: int, frame: Any) -> None:
+    """A scheduler may signal the whole group, and the training process needs samples to finish.
+
+    A second signal ends this process; without a parent it ends by itself.
+    """
+    signal.signal(number, lambda *_: os._exit(0))

@@ -28,8 +28,8 @@ class LARS(MultiTensorOptimizer):
     """Layer-wise adaptive rate scaling (You, Gitman, Ginsburg 2017, arXiv 1708.03888).
 
     With gradient g (no decay inside), weights w, decay b, coefficient c and learning rate lr, the
-    trust ratio of a tensor is `r = c|w| / (|g| + b|w| + eps)`, and 1 where |w| or |g| is zero; it
-    is computed in at least float32 and stays on the device. The forms differ in what the momentum
+    trust ratio of a tensor is `r = c|w| / (|g| + b|w| + eps)`, and 1 where a norm is zero; it is
+    computed in at least float32 and stays on the device. The forms differ in what the momentum
     buffer holds; their learning rates are not interchangeable:
 
     - `paper`: `v <- m v + lr r (g + b w); w <- w - v`. Rate and ratio inside.

@@ -79,7 +79,7 @@ class MultiTensorOptimizer(Optimizer):
                     f"model: {name} has a sparse gradient, which {type(self).__name__} can't use. "
                     "Build the embedding with sparse=False."
                 )
-            if param.device.type == "cpu":
+            if _is_host(param.device):
                 yield self._batch([param])
             else:
                 together.setdefault((param.device, param.dtype), []).append(param)
@@ -113,8 +113,12 @@ def trust_ratios(above: Tensor, below: Tensor, allowed: Tensor) -> Tensor:
 
 def add_scaled(targets: list[Tensor], terms: list[Tensor], scales: Tensor) -> None:
     """`targets[i] += scales[i] * terms[i]`, with `scales` of shape `[len(targets)]`."""
-    if scales.device.type == "cpu":  # nothing to wait for, and a plain number is twice as fast
+    if _is_host(scales.device):  # nothing to wait for, and a plain number is twice as fast
         for target, term, scale in zip(targets, terms, scales.tolist(), strict=True):
             target.add_(term, alpha=scale)
     else:
         torch._foreach_addcmul_(targets, terms, [s.to(targets[0].dtype) for s in scales.unbind()])
+
+
+def _is_host(device: torch.device) -> bool:
+    return device.type == "cpu"

@@ -33,7 +33,8 @@ class SgdConfig(OptimizerConfig):
     foreach: bool | None = None
     """Multi-tensor kernels. Null lets torch decide: on for accelerators, off on a CPU, where
     walking one tensor at a time is faster. torch's `fused` is not offered: on a CPU it gives wrong
-    results in silence where gradient and parameter differ in memory layout."""
+    results in silence where gradient and parameter differ in memory layout. With `nesterov` it
+    stays off: torch's multi-tensor form then writes into the gradients of undecayed parameters."""
 
     @field_validator("nesterov")
     @classmethod
@@ -42,6 +43,15 @@ class SgdConfig(OptimizerConfig):
             raise ValueError("needs momentum > 0; set momentum, or nesterov to false")
         return nesterov
 
+    @field_validator("foreach")
+    @classmethod
+    def _gradients_stay(cls, foreach: bool | None, info: ValidationInfo) -> bool | None:
+        if foreach and info.data.get("nesterov"):
+            raise ValueError(
+                "with nesterov torch's multi-tensor form changes gradients in place; set it to null"
+            )
+        return foreach
+
     def build(self, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.SGD:
         """`torch.optim.SGD` over the trainable parameters; see the base class."""
         return torch.optim.SGD(
@@ -49,5 +59,5 @@ class SgdConfig(OptimizerConfig):
             lr=self.lr,
             momentum=self.momentum,
             nesterov=self.nesterov,
-            foreach=self.foreach,
+            foreach=False if self.nesterov else self.foreach,
         )

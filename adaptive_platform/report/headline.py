@@ -7,12 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from adaptive_platform.report.figures import time_sentence
 from adaptive_platform.report.run_data import RunData
-from adaptive_platform.report.series import column
+from adaptive_platform.report.series import column, time_shares
 from adaptive_platform.report.wording import count, duration, known, number, percent
 
 __all__ = ["key_figures", "recipe_differences", "sentences"]
+
+_TIME_PARTS = {
+    "compute": "computing",
+    "data": "waiting for data",
+    "reduce": "waiting for the reduction",
+    "statistics": "statistics",
+}
 
 
 def key_figures(run: RunData) -> dict[str, str]:
@@ -130,12 +136,12 @@ def _trouble(run: RunData) -> str:
 
 
 def _time_story(run: RunData) -> str:
-    rate, shares = _throughput(run), time_sentence(run)
+    rate = _throughput(run)
     if not known(rate):
         return ""
-    return f"Training ran at {number(rate)} samples per second" + (
-        f": {shares}." if shares else "."
-    )
+    shares = time_shares(run.steps)
+    split = ", ".join(f"{percent(shares[part])} {told}" for part, told in _TIME_PARTS.items())
+    return f"Training ran at {number(rate)} samples per second; the time went to: {split}."
 
 
 def _status(run: RunData) -> str:

@@ -23,18 +23,19 @@ _MOST_DECISIONS = 300
 _STYLE = """
 :root { color-scheme: light; }
 * { box-sizing: border-box; }
-body { margin: 0; background: #f6f7f8; color: #222; line-height: 1.5;
+body { margin: 0; background: #f6f7f8; color: #222;
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif; }
 main { max-width: 1280px; margin: 0 auto; padding: 28px 24px 64px; }
 h1 { font-size: 24px; font-weight: 650; margin: 0 0 4px; }
 h2 { font-size: 17px; font-weight: 650; margin: 36px 0 10px; }
 h3 { font-size: 14px; font-weight: 650; margin: 0; }
-p { margin: 0 0 8px; max-width: 88ch; }
+p { margin: 0 0 8px; max-width: 100ch; }
 .path, .note { color: #6a6f76; font-size: 13px; }
 .tiles { display: flex; flex-wrap: wrap; gap: 10px; margin: 16px 0 4px; }
 .tile { background: #fff; border: 1px solid #e3e5e8; border-radius: 8px; padding: 10px 14px; }
 .tile b { display: block; font-size: 19px; font-weight: 650; white-space: nowrap; }
 .tile span { color: #6a6f76; font-size: 12px; }
+.runs { margin: 14px 0; }
 .run { display: inline-block; width: 11px; height: 11px; border-radius: 3px; margin-right: 7px; }
 .grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 520px), 1fr));
   gap: 14px; }
@@ -53,10 +54,6 @@ th, td { text-align: left; padding: 6px 12px; border-bottom: 1px solid #eef0f2;
   vertical-align: top; }
 th { color: #6a6f76; font-weight: 600; white-space: nowrap; }
 tr:last-child td { border-bottom: 0; }
-td.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-th.n { text-align: right; }
-td.raw { color: #6a6f76; font: 12px/1.45 ui-monospace, Menlo, Consolas, monospace;
-  overflow-wrap: anywhere; max-width: 360px; }
 details { margin: 8px 0; }
 summary { cursor: pointer; color: #2f6db3; }
 pre { background: #fff; border: 1px solid #e3e5e8; border-radius: 8px; padding: 12px 16px;
@@ -66,8 +63,8 @@ pre { background: #fff; border: 1px solid #e3e5e8; border-radius: 8px; padding: 
 
 _SCRIPT = """
 const report = JSON.parse(document.getElementById('figures').textContent);
-const config = {responsive: true, displaylogo: false,
-  modeBarButtons: [['toImage', 'resetScale2d']]};
+const config = {responsive: true, displaylogo: false, doubleClick: 'autosize',
+  modeBarButtons: [['toImage', 'autoScale2d']]};
 const overTime = name => report.figures[name].data.every(trace => trace.meta);
 const positions = (trace, axis) => trace.meta.axes[axis];
 const end = Object.fromEntries(report.axes.map(axis => [axis, Object.values(report.figures)
@@ -191,10 +188,11 @@ def _single(run: RunData) -> str:
         f'<div class="tile"><b>{html.escape(value)}</b><span>{html.escape(name)}</span></div>'
         for name, value in key_figures(run).items()
     )
-    story = " ".join(html.escape(sentence) for sentence in sentences(run))
-    return (
-        f'<p class="path">{html.escape(run.path)}</p><p>{story}</p><div class="tiles">{tiles}</div>'
-    )
+    return f'<p class="path">{html.escape(run.path)}</p><p>{_story(run)}</p><div class="tiles">{tiles}</div>'
+
+
+def _story(run: RunData) -> str:
+    return html.escape(" ".join(sentences(run))).replace(" %", "&nbsp;%")
 
 
 def _comparison(runs: Sequence[RunData], names: Sequence[str]) -> str:
@@ -205,11 +203,11 @@ def _comparison(runs: Sequence[RunData], names: Sequence[str]) -> str:
         for at, (name, row) in enumerate(zip(names, figures, strict=True))
     ]
     stories = "".join(
-        f"<p>{_swatch(at, name)} {html.escape(' '.join(sentences(run)))}</p>"
+        f"<p>{_swatch(at, name)} {_story(run)}</p>"
         for at, (name, run) in enumerate(zip(names, runs, strict=True))
     )
     told = _table(["run", *map(html.escape, columns)], rows)
-    return f'<div style="margin:14px 0">{told}</div>{stories}'
+    return f'<div class="runs">{told}</div>{stories}'
 
 
 def _swatch(at: int, name: str) -> str:

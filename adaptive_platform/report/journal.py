@@ -96,20 +96,23 @@ class Journal:
     def flush(self) -> None:
         """Publish what was taken down since the last flush.
 
+        May run in another thread than the one that takes records down, but in one at a time.
+
         Raises:
             JournalError: The storage refused at least one table. Its records stay in memory, in
                 order, and the next `flush` tries again; the other tables were written.
         """
         failures = []
         for name, rows in self._rows.items():
-            if not rows:
+            pending = rows[:]
+            if not pending:
                 continue
             try:
-                self._tables[name].append(rows)
+                self._tables[name].append(pending)
             except OSError as error:
-                failures.append((name, len(rows), error))
+                failures.append((name, len(pending), error))
             else:
-                self._rows[name] = []
+                del rows[: len(pending)]  # more may have come meanwhile
         if failures:
             told = "; ".join(f"{count} of {name} ({error})" for name, count, error in failures)
             raise JournalError(f"records could not be written and are kept in memory: {told}")

@@ -96,18 +96,23 @@ class LiveLine:
 
     def _show(self, line: str, now: float) -> None:
         self._shown_at, self._held = now, None
-        text = Text(line, no_wrap=True, overflow="ellipsis")
         if not self._console.is_terminal:
             self._print(line)
             return
         if self._live is None:
             self._live = Live(console=self._console, auto_refresh=False)
             self._live.start()
+        text = Text(self._printable(line), no_wrap=True, overflow="ellipsis")
         self._live.update(text, refresh=True)
 
     def _print(self, line: str, style: str = "") -> None:
         # Text, not markup: a reason or a path may hold square brackets.
-        self._console.print(Text(line, style=style), soft_wrap=True)
+        self._console.print(Text(self._printable(line), style=style), soft_wrap=True)
+
+    def _printable(self, line: str) -> str:
+        """The line without what the console can't encode: an arrow must not end the run."""
+        encoding = self._console.encoding
+        return line.encode(encoding, errors="replace").decode(encoding)
 
     def _eta_seconds(self, now: float, fraction_done: float) -> float | None:
         """Time left at the speed of the last minute; None until there is a speed."""

@@ -18,6 +18,8 @@ __all__ = ["Part", "PartTable", "arrow_schema", "live_parts", "read_table"]
 
 _NAME = re.compile(r"^part-(?P<first>\d+)-(?P<last>\d+)-(?P<step>\d+)\.parquet$")
 
+_READ_ATTEMPTS = 5
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Part:
@@ -86,8 +88,16 @@ def read_table(system: Any, folder: str, schema: Any) -> Any:
     """
     import pyarrow as pa
 
-    live, _ = live_parts(system, folder)
-    tables = [_read_part(system, join(folder, part.name)) for part in live]
+    for attempt in range(_READ_ATTEMPTS):
+        live, _ = live_parts(system, folder)
+        try:
+            tables = [_read_part(system, join(folder, part.name)) for part in live]
+        except FileNotFoundError:
+            # The run is going on and merged parts after we had listed them: list them again.
+            if attempt == _READ_ATTEMPTS - 1:
+                raise
+        else:
+            break
     return pa.concat_tables([schema.empty_table(), *tables], promote_options="default")
 
 

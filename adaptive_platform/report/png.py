@@ -31,6 +31,7 @@ def write_png(runs: Sequence[RunData], path: str | os.PathLike[str]) -> None:
         raise UserError("report: there is no run to show. Give at least one run directory.")
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import EngFormatter
     except ImportError as error:
         raise UserError(
             "format = png: needs matplotlib, which is not installed. "
@@ -52,6 +53,7 @@ def write_png(runs: Sequence[RunData], path: str | os.PathLike[str]) -> None:
     _finish(noise, "Noise scale (dashed: batch in use)", "samples")
     for panel in (rate, noise):
         panel.set_xlabel("samples seen")
+        panel.xaxis.set_major_formatter(EngFormatter(sep=""))
     if len(runs) > 1:
         score.legend(frameon=False, fontsize=9)
     buffer = io.BytesIO()
@@ -73,7 +75,7 @@ def _draw_score(panel: Any, run: RunData, shade: str, label: str, name: str) -> 
 
 
 def _draw_batch(panel: Any, run: RunData, shade: str) -> None:
-    _draw_column(panel, run, "global_batch", shade, drawstyle="steps-post")
+    _draw_column(panel, run, "global_batch", shade, drawstyle="steps-pre")
     old, new = column(run.decisions, "old_batch"), column(run.decisions, "new_batch")
     changed = np.isfinite(new) & (old != new)
     at = axes_of(run, run.decisions)["samples"]
@@ -85,7 +87,7 @@ def _draw_noise(panel: Any, run: RunData, shade: str) -> None:
     values = column(run.steps, "noise_scale")
     at = axes_of(run, run.steps)["samples"]
     panel.plot(at, np.where(values > 0, values, np.nan), color=shade, lw=1.5)
-    _draw_column(panel, run, "global_batch", shade, drawstyle="steps-post", linestyle="--", lw=1)
+    _draw_column(panel, run, "global_batch", shade, drawstyle="steps-pre", linestyle="--", lw=1)
     if len(values):
         panel.set_yscale("log")
 

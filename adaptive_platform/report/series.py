@@ -23,8 +23,11 @@ __all__ = [
     "colour",
     "column",
     "extremes",
+    "json_numbers",
     "smooth",
     "staircase",
+    "time_parts",
+    "time_shares",
 ]
 
 Numbers: TypeAlias = NDArray[np.float64]
@@ -102,16 +105,17 @@ def extremes(values: Numbers, limit: int) -> NDArray[np.int64]:
 
 
 def staircase(values: Numbers, limit: int) -> NDArray[np.int64]:
-    """Indices where a piecewise constant series changes, with both its ends.
+    """Indices of the last point of each level of a piecewise constant series, and its ends.
 
-    Falls back to `extremes` where it changes more than `limit` times.
+    A row tells what held up to its position, so a level is drawn backwards from its last row.
+    Falls back to `extremes` where there are more than `limit` levels.
     """
     size = len(values)
     if size == 0:
         return np.arange(0)
     before, after = values[:-1], values[1:]
     changed = (before != after) & ~(np.isnan(before) & np.isnan(after))
-    chosen = np.unique(np.concatenate([[0], np.flatnonzero(changed) + 1, [size - 1]]))
+    chosen = np.unique(np.concatenate([[0], np.flatnonzero(changed), [size - 1]]))
     return chosen.astype(np.int64) if len(chosen) <= limit else extremes(values, limit)
 
 
@@ -150,6 +154,13 @@ def time_parts(steps: pd.DataFrame) -> dict[str, Numbers]:
     }
     rest = np.nan_to_num(column(steps, "step_seconds")) - sum(named.values(), np.zeros(len(steps)))
     return {"compute": np.maximum(rest, 0.0), **named}
+
+
+def time_shares(steps: pd.DataFrame) -> dict[str, float]:
+    """Share of the whole step time that each part took; empty where no time was recorded."""
+    sums = {name: float(spent.sum()) for name, spent in time_parts(steps).items()}
+    total = sum(sums.values())
+    return {name: value / total for name, value in sums.items()} if total > 0 else {}
 
 
 def json_numbers(values: Any, digits: int = 5) -> list[float | None]:

@@ -13,6 +13,7 @@ __all__ = [
     "format_evaluation",
     "format_event",
     "format_step",
+    "known",
     "number",
     "percent",
     "summary_lines",

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["SampleAverages"]
+__all__ = ["SampleAverages", "kept"]
+
+
+def kept(samples: float, half_life_samples: float) -> float:
+    """Share of the past that is left after `samples`: `2^(-n/h)`.
+
+    Whether h samples come in one step or in a hundred, what was known before counts half.
+    """
+    return 2.0 ** (-samples / half_life_samples)
 
 
 class SampleAverages:
     """Averages of several numbers that share one weight, so that their ratios stay consistent.
 
-    An observation of n samples enters with weight `1 - 2^(-n/h)`: whether h samples come in one
-    step or in a hundred, what was known before them counts half afterwards. Dividing by the sum
-    of the weights removes the pull of the empty start.
+    Dividing by the sum of the weights removes the pull of the empty start.
     """
 
     def __init__(self, names: tuple[str, ...]) -> None:
@@ -24,15 +30,13 @@ class SampleAverages:
         """True before the first observation."""
         return self._weight == 0.0
 
-    def add(self, samples: float, half_life_samples: float, **values: float) -> None:
+    def add(self, keep: float, **values: float) -> None:
         """Let an observation in.
 
         Args:
-            samples: Samples that the observation stands for, > 0.
-            half_life_samples: Samples after which an observation counts half, > 0.
+            keep: What the past is multiplied by, in [0, 1); see `kept`.
             **values: One finite number for each name.
         """
-        keep = 2.0 ** (-samples / half_life_samples)
         for name in self._sums:
             self._sums[name] = keep * self._sums[name] + (1.0 - keep) * values[name]
         self._weight = keep * self._weight + (1.0 - keep)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 __all__ = ["DifferencedMoments", "StepMoments"]
@@ -27,6 +28,10 @@ class StepMoments:
     """|G|^2, with G the mean gradient of the whole batch."""
     global_batch: int
     """Samples that entered G."""
+    layer_micro_sqnorms: Sequence[float] = ()
+    """mean_i |g_i|^2 of each layer, where layers are measured; they add up to `micro_sqnorm`."""
+    layer_global_sqnorms: Sequence[float] = ()
+    """|G|^2 of each layer, in the same order."""
 
     @property
     def leverage(self) -> float:

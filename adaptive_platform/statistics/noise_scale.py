@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from pydantic import Field
 
 from adaptive_platform.settings import Settings
-from adaptive_platform.statistics.averages import SampleAverages
+from adaptive_platform.statistics.averages import SampleAverages, kept
+from adaptive_platform.statistics.layers import LayerAverages
 from adaptive_platform.statistics.moments import DifferencedMoments, StepMoments
 from adaptive_platform.summary import GradientSummary
 
@@ -45,6 +47,7 @@ class NoiseScaleEstimator:
     def __init__(self, config: StatisticsConfig) -> None:
         self._config = config
         self._averages = SampleAverages(("noise_trace", "signal_sqnorm"))
+        self._layers = LayerAverages()
         self._half_life = float(config.half_life_samples or 0)
         self._observations = 0
         self._ignored = 0
@@ -68,7 +71,15 @@ class NoiseScaleEstimator:
             self._averages.clear()
             self._observations = 0
             self._biased = False
-        self._add(moments)
+        keep = self._add(moments)
+        if moments.layer_micro_sqnorms:
+            self._layers.add(
+                moments.layer_micro_sqnorms,
+                moments.layer_global_sqnorms,
+                leverage=moments.leverage,
+                global_batch=moments.global_batch,
+                keep=keep,
+            )
 
     def update_differenced(self, moments: DifferencedMoments) -> None:
         """Let two consecutive whole-batch gradients in, where a step has a single micro-batch.
@@ -83,16 +94,20 @@ class NoiseScaleEstimator:
         self._biased = True
         self._add(moments)
 
-    def _add(self, moments: StepMoments | DifferencedMoments) -> None:
+    def _add(self, moments: StepMoments | DifferencedMoments) -> float:
+        """Let a usable observation in; returns what it left of the past."""
         if self._half_life == 0.0:
             self._half_life = float(HALF_LIFE_BATCHES * moments.global_batch)
+        keep = kept(moments.global_batch * self._config.every, self._half_life)
         self._averages.add(
-            moments.global_batch * self._config.every,
-            self._half_life,
-            noise_trace=moments.noise_trace,
-            signal_sqnorm=moments.signal_sqnorm,
+            keep, noise_trace=moments.noise_trace, signal_sqnorm=moments.signal_sqnorm
         )
         self._observations += 1
+        return keep
+
+    def layer_noise_scales(self) -> tuple[float | None, ...]:
+        """S/G2 of each layer in samples, empty while none are measured; None where undefined."""
+        return self._layers.noise_scales()
 
     def summary(self) -> GradientSummary:
         """What is known now."""
@@ -103,21 +118,24 @@ class NoiseScaleEstimator:
             signal_sqnorm=self._averages["signal_sqnorm"],
             observations=self._observations,
             biased=self._biased,
+            gsnr=self._layers.median_gsnr(),
         )
 
-    def state_dict(self) -> dict[str, float | int]:
-        """Plain numbers for a checkpoint."""
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers, and lists of them, for a checkpoint."""
         return {
             **self._averages.state_dict(),
+            **self._layers.state_dict(),
             "half_life_samples": self._half_life,
             "observations": self._observations,
             "ignored": self._ignored,
             "biased": int(self._biased),
         }
 
-    def load_state_dict(self, state: Mapping[str, float | int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`, bit for bit. A half-life set in the configuration wins."""
         self._averages.load_state_dict(state)
+        self._layers.load_state_dict(state)
         if self._config.half_life_samples is None:
             self._half_life = float(state["half_life_samples"])
         self._observations = int(state["observations"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import given, settings
@@ -23,13 +23,14 @@ from adaptive_platform.controllers import (
 from adaptive_platform.controllers.adaptive import AdaptiveConfig
 from adaptive_platform.progress import Progress
 from adaptive_platform.settings import variants_of
-from adaptive_platform.summary import GradientSummary
+from adaptive_platform.summary import GradientSummary, ThroughputModel
 
 CONTROLLERS = variants_of(ControllerConfig)
 RULES = variants_of(LrRuleConfig)
 
 NEEDED: dict[str, dict[str, Any]] = {
     "schedule": {"stages": [{"at": "100 samples", "batch": 64}], "boundaries": "step"},
+    "smith": {"decays": ["100 samples", "200 samples"]},
     "legw": {"warmup_epochs": 1.0},
 }
 """Fields without a default."""
@@ -56,6 +57,19 @@ summaries = st.builds(
 )
 
 
+seconds = st.floats(0, 1e6)
+models = st.none() | st.builds(
+    ThroughputModel,
+    alpha_grad=seconds,
+    beta_grad=seconds,
+    alpha_local=seconds,
+    beta_local=seconds,
+    alpha_node=seconds,
+    beta_node=seconds,
+    gamma=st.floats(1, 10),
+)
+
+
 @st.composite
 def limits(draw: st.DrawFn) -> Limits:
     low = draw(st.none() | st.integers(1, 100))
@@ -64,24 +78,27 @@ def limits(draw: st.DrawFn) -> Limits:
         dataset_size=draw(st.integers(1, 2000)),
         world_size=draw(st.integers(1, 9)),
         smallest_microbatch=draw(st.integers(1, 4)),
+        largest_microbatch=draw(st.none() | st.integers(4, 100)),
+        num_nodes=draw(st.integers(1, 3)),
         min_batch=low,
         max_batch=high,
     )
 
 
+Met: TypeAlias = tuple[GradientSummary, Limits, ThroughputModel | None]
+
+
 @st.composite
-def runs(draw: st.DrawFn) -> list[tuple[GradientSummary, Limits]]:
+def runs(draw: st.DrawFn) -> list[Met]:
     """What a controller meets over a run; the limits move as workers come and go."""
-    return draw(st.lists(st.tuples(summaries, limits()), min_size=1, max_size=30))
+    return draw(st.lists(st.tuples(summaries, limits(), models), min_size=1, max_size=30))
 
 
-def replay(
-    config: ControllerConfig, run: list[tuple[GradientSummary, Limits]], restart_at: int = -1
-) -> list[Decision]:
+def replay(config: ControllerConfig, run: list[Met], restart_at: int = -1) -> list[Decision]:
     controller = config.build()
     batch, epoch, cursor, samples = config.global_batch, 0, 0, 0
     decisions = []
-    for step, (summary, bounds) in enumerate(run, start=1):
+    for step, (summary, bounds, model) in enumerate(run, start=1):
         if step == restart_at:
             state = json.loads(json.dumps(controller.state_dict()))
             controller = config.build()
@@ -103,6 +120,7 @@ def replay(
                 summary=summary,
                 global_batch=batch,
                 limits=bounds,
+                throughput=model,
             )
         )
         assert math.isfinite(controller.lr_factor)
@@ -118,10 +136,10 @@ def replay(
 @settings(max_examples=40, deadline=None)
 @given(run=runs(), start=st.integers(1, 300))
 def test_decisions_stay_within_the_limits(
-    kind: str, eager: bool, run: list[tuple[GradientSummary, Limits]], start: int
+    kind: str, eager: bool, run: list[Met], start: int
 ) -> None:
     decisions = replay(controller_of(kind, global_batch=start, **(EAGER if eager else {})), run)
-    for decision, (_, bounds) in zip(decisions, run, strict=True):
+    for decision, (_, bounds, _) in zip(decisions, run, strict=True):
         assert isinstance(decision.global_batch, int)
         assert 1 <= decision.global_batch <= bounds.dataset_size
         assert decision.global_batch <= (bounds.max_batch or math.inf)
@@ -139,7 +157,7 @@ def test_decisions_stay_within_the_limits(
 @settings(max_examples=30, deadline=None)
 @given(run=runs(), start=st.integers(1, 300), restart_at=st.integers(1, 30))
 def test_decisions_repeat_also_after_a_restart(
-    kind: str, run: list[tuple[GradientSummary, Limits]], start: int, restart_at: int
+    kind: str, run: list[Met], start: int, restart_at: int
 ) -> None:
     config = controller_of(kind, global_batch=start, decide_every="100 samples")
     straight = replay(config, run)
@@ -153,7 +171,9 @@ def test_decisions_repeat_also_after_a_restart(
 def test_equal_limits_never_change_the_batch(kind: str, seen: list[GradientSummary]) -> None:
     bounds = Limits(dataset_size=20, world_size=2, min_batch=8, max_batch=8)
     config = controller_of(kind, global_batch=8, **EAGER)
-    assert not any(decision.changed for decision in replay(config, [(s, bounds) for s in seen]))
+    assert not any(
+        decision.changed for decision in replay(config, [(s, bounds, None) for s in seen])
+    )
 
 
 @pytest.mark.parametrize(
@@ -162,7 +182,7 @@ def test_equal_limits_never_change_the_batch(kind: str, seen: list[GradientSumma
 def test_without_estimates_every_measuring_controller_holds(kind: str) -> None:
     bounds = Limits(dataset_size=200)
     config = controller_of(kind, global_batch=8, **EAGER)
-    decisions = replay(config, [(GradientSummary(), bounds)] * 10)
+    decisions = replay(config, [(GradientSummary(), bounds, None)] * 10)
     assert not any(decision.changed for decision in decisions)
 
 

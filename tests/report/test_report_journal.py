@@ -22,7 +22,7 @@ from adaptive_platform.report import (
     Journal,
     JournalError,
 )
-from adaptive_platform.report.parts import PartTable
+from adaptive_platform.report.parts import PartTable, arrow_schema, read_table
 from adaptive_platform.report.records import StepRecord
 
 DESIGN_COLUMNS = [
@@ -283,3 +283,45 @@ def test_workers_that_write_records_import_nothing_heavy() -> None:
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "[]"
+
+
+def test_records_that_come_during_a_flush_are_kept(tmp_path: Path) -> None:
+    """A flush may run in a thread of its own, so that storage never holds up a step."""
+    journal = Journal(tmp_path)
+    table = journal._tables["steps"]
+    append = table.append
+
+    def append_while_training_goes_on(rows: Any) -> None:
+        journal.step(step_record(2))
+        append(rows)
+
+    journal.step(step_record(1))
+    table.append = append_while_training_goes_on  # type: ignore[method-assign]
+    journal.flush()
+    assert journal.num_pending == 1
+    table.append = append  # type: ignore[method-assign]
+    journal.flush()
+    assert steps_of(tmp_path) == [1, 2]
+
+
+def test_reading_while_parts_are_merged_sees_every_row(tmp_path: Path) -> None:
+    folder = str(tmp_path / "steps")
+    writer = PartTable(pyarrow.fs.LocalFileSystem(), folder, StepRecord, fan_in=4)
+    for step in (1, 2, 3):
+        writer.append([step_record(step)])
+
+    class Storage:
+        """The fourth part comes, and all are merged, after the reader has listed the first."""
+
+        def __init__(self) -> None:
+            self.system = pyarrow.fs.LocalFileSystem()
+            self.merged = False
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "open_input_file" and not self.merged:
+                self.merged = True
+                writer.append([step_record(4)])
+            return getattr(self.system, name)
+
+    rows = read_table(Storage(), folder, arrow_schema(StepRecord))
+    assert rows["step"].to_pylist() == [1, 2, 3, 4]

@@ -104,3 +104,12 @@ def test_decisions_that_hold_are_left_to_the_journal(terminal: bool) -> None:
     line.decision(decision(32, 32))
     line.close()
     assert out.getvalue() == ""
+
+
+def test_a_console_that_knows_only_ascii_does_not_end_the_run() -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
+    line = LiveLine(Console(file=out, width=80))
+    line.decision(decision(32, 64))
+    line.close()
+    out.seek(0)
+    assert "batch 32 ? 64" in out.read()
