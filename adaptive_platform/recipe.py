@@ -80,7 +80,7 @@ class ReportConfig(Settings):
 
 
 class Recipe(Settings):
-    """Everything that defines a run. `recipe.yaml` in its run directory is enough to run it again."""
+    """Everything that defines a run; `recipe.yaml` in its directory is enough to run it again."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
     """Name in file names, reports and metrics."""
@@ -191,7 +191,7 @@ def parse_overrides(words: list[str]) -> list[tuple[list[str], Any]]:
         path, equals, text = word.partition("=")
         names = path.split(".")
         if not equals or not all(names):
-            raise UserError(f"{word}: write overrides as field=value, such as batch.global_batch=64")
+            raise UserError(f"{word}: write overrides as field=value, such as workers=2.")
         try:
             value = yaml.safe_load(text)
         except yaml.YAMLError:
@@ -206,8 +206,12 @@ def apply_overrides(
     """A copy of `content` with the overrides put in.
 
     Where an override chooses another `kind`, the fields that the new kind does not have are
-    dropped with the old kind, so that `batch.kind=fixed` is enough to say.
+    dropped with the old kind, so that `batch.kind=fixed` is enough to say. In the same way
+    `stop.steps=100` takes the place of `stop.epochs`.
     """
+    lengths = [
+        names[1] for names, _ in overrides if names in (["stop", "epochs"], ["stop", "steps"])
+    ]
     result: dict[str, Any] = _copy(content)
     for names, value in sorted(overrides, key=lambda item: item[0][-1] != "kind"):
         node = result
@@ -224,6 +228,8 @@ def apply_overrides(
             result[names[0]] = {k: v for k, v in node.items() if k in known} | {"kind": value}
         else:
             node[names[-1]] = value
+    if len(lengths) == 1:
+        result["stop"].pop("steps" if lengths[0] == "epochs" else "epochs", None)
     return result
 
 

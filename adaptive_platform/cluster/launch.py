@@ -168,4 +168,3 @@ def _publish(run_dir: str, recipe: Recipe, result: RunResult, logs: str) -> RunR
     result = replace(result, outputs=outputs)
     write_result(run_dir, result)
     return result
-

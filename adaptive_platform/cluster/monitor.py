@@ -142,7 +142,7 @@ def cause_of(error: BaseException) -> str:
 
 
 def _is_consequence(error: BaseException) -> bool:
-    """True for what follows from a peer's failure; such errors are named only for want of another."""
+    """True for what follows from a peer's failure; named only for want of another."""
     return "CollectiveError" in str(error) or "CollectiveError" in type(error).__name__
 
 

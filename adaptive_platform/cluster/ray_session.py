@@ -61,8 +61,8 @@ def ray_session(recipe: Recipe) -> Iterator[RaySession]:
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise UserError(
             f"address = {address}: no Ray cluster could be joined there "
-            f"({str(error).splitlines()[0]}). Start one with `ray start --head`, or leave `address` "
-            "away for a local one."
+            f"({str(error).splitlines()[0]}). Start one with `ray start --head`, or leave "
+            "`address` away for a local one."
         ) from None
     try:
         yield _session(local=local)

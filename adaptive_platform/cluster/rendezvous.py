@@ -1,4 +1,4 @@
-"""How the workers of one attempt find each other: a key-value store on rank 0, named through Ray."""
+"""How the workers of one attempt find each other: a store on rank 0, named through Ray."""
 
 from __future__ import annotations
 
@@ -43,9 +43,7 @@ def meet(timeout_seconds: float) -> Membership:
 
 def alone() -> Membership:
     """A group of one."""
-    return Membership(
-        store=HashStore(), rank=0, world_size=1, generation=0, node_of_rank=("here",)
-    )
+    return Membership(store=HashStore(), rank=0, world_size=1, generation=0, node_of_rank=("here",))
 
 
 def _from_torch() -> Membership:

@@ -37,7 +37,7 @@ def schedule_time(progress: Progress, unit: Unit, clock: Clock, base_batch: int)
 
 
 def is_over(progress: Progress, horizon: Duration, clock: Clock, base_batch: int) -> bool:
-    """True when the run has its length: passes over the data, steps, or scale-invariant progress."""
+    """True when the run has its length: passes over the data, steps, or their equivalents."""
     if clock == "samples" and horizon.unit is Unit.EPOCHS:
         return progress.position >= horizon.value
     # Gains are sums of floats: a millionth of a step must not buy another pass.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +23,7 @@ from adaptive_platform.data import (
     Share,
     next_slice,
 )
-from adaptive_platform.errors import CheckpointError, DataError, RunFailedError, UserError
+from adaptive_platform.errors import DataError, RunFailedError, UserError
 from adaptive_platform.gradients.buckets import GradientBuckets
 from adaptive_platform.gradients.loss import SampleLoss, correct_predictions
 from adaptive_platform.models import average_normalization, smallest_microbatch
@@ -32,11 +31,14 @@ from adaptive_platform.optimizers import set_lr, set_progress
 from adaptive_platform.progress import Progress
 from adaptive_platform.recipe import Recipe
 from adaptive_platform.report.records import DecisionRecord, EvalRecord, EventRecord, StepRecord
+from adaptive_platform.summary import GradientSummary
 from adaptive_platform.training.cadence import crossed, is_over, schedule_time
 from adaptive_platform.training.evaluation import evaluate, microbatch_to
 from adaptive_platform.training.observer import Observer, SilentObserver
-from adaptive_platform.training.state import RunState, load_checkpoint, make_checkpoint
+from adaptive_platform.training.persistence import Persistence
+from adaptive_platform.training.state import RunState
 from adaptive_platform.training.step import RIDER_SLOTS, Measured, Step
+from adaptive_platform.training.unison import everyones, raise_first
 
 __all__ = ["TrainingRun"]
 
@@ -91,14 +93,12 @@ class TrainingRun:
         """True when the run ended because it was asked to."""
         self._data_config = data_config
         self._loss = loss or recipe.loss.build_evaluation()
-        self._store = store
         self._device = next(model.parameters()).device
         self._memory_format = _memory_format(model)
         self._minimum = smallest_microbatch(model)
         _refuse_sparse(model)
         self._schedule = recipe.schedule
         self._base_batch = recipe.lr_rule.base_batch or recipe.batch.global_batch
-        self._kinds = {"batch": recipe.batch.kind, "optimizer": recipe.optimizer.kind}
         size = len(source.train)
         if size < self._minimum:
             raise DataError(
@@ -127,7 +127,19 @@ class TrainingRun:
         self._warned: set[str] = set()
         self._evaluated_at: Progress | None = None
         self._saved_at: Progress | None = None
-        self._restore(must_resume)
+        self._persistence = Persistence(
+            store,
+            recipe.checkpoint,
+            model,
+            self._optimizer,
+            self.state,
+            self.reducer,
+            kinds={"batch": recipe.batch.kind, "optimizer": recipe.optimizer.kind},
+            classes=source.classes,
+            tell=self._event,
+        )
+        if self._persistence.restore(must_resume=must_resume):
+            self._evaluated_at = self._saved_at = self.progress
 
     # --- what a loop uses -------------------------------------------------------------------
 
@@ -223,9 +235,10 @@ class TrainingRun:
             fatal=fatal is not None,
         )
         if measured.fatal:
-            self._raise_together(fatal)
+            raise_first(self.reducer, fatal)
         if measured.broken:
-            self._record_broken(broken)
+            news = self.state.ledger.record(everyones(self.reducer, broken))
+            self._report_broken("training", news)
         self._settle(measured, consumed, share, started)
 
     def _take(self, consumed: int) -> tuple[Share | None, Exception | None]:
@@ -257,9 +270,7 @@ class TrainingRun:
             if measured.moments is not None:
                 state.estimator.update(measured.moments)
                 summary = state.estimator.summary()
-            factor = self.recipe.lr_rule.factor(
-                measured.trained, self._base_batch, summary, before
-            )
+            factor = self.recipe.lr_rule.factor(measured.trained, self._base_batch, summary, before)
             horizon = self.recipe.stop.horizon
             lr = (
                 self.recipe.optimizer.lr
@@ -276,9 +287,31 @@ class TrainingRun:
         else:
             self._skip(measured, consumed)
         state.loss_scale = state.loss_scale.after(overflow=not measured.finite)
-        sizes = [len(m) for m in share.microbatches] if share else []
+        record = self._step_record(measured, before, share, lr, gain, summary, started)
+        if self.is_first:
+            self.observer.step(record, self.fraction_done)
+        if measured.counts:
+            self._decide()
+        self._after_step(before, stop=measured.stop_requests > 0)
+
+    def _step_record(
+        self,
+        measured: Measured,
+        before: Progress,
+        share: Share | None,
+        lr: float,
+        gain: float,
+        summary: GradientSummary,
+        started: float,
+    ) -> StepRecord:
+        microbatches = share.microbatches if share else []
+        sizes = [len(m) for m in microbatches]
+        ids = None
+        if self.recipe.report.record_sample_ids:
+            mine = [i for m in microbatches for i in m.ids.tolist()]
+            ids = self.reducer.all_gather_object(mine)
         seconds = time.perf_counter() - started
-        record = StepRecord(
+        return StepRecord(
             step=before.step + 1,
             epoch=before.epoch,
             samples_seen=self.progress.samples,
@@ -293,6 +326,7 @@ class TrainingRun:
             accuracy=measured.accuracy,
             grad_sqnorm=measured.grad_sqnorm,
             noise_scale=summary.noise_scale,
+            gsnr=summary.gsnr,
             efficiency=summary.efficiency(max(measured.trained, 1), self._base_batch),
             samples_per_second=measured.trained / seconds,
             step_seconds=seconds,
@@ -301,15 +335,8 @@ class TrainingRun:
             statistics_seconds=measured.statistics_seconds,
             skipped=not measured.counts,
             time=time.time(),
+            sample_ids=ids,
         )
-        if self.recipe.report.record_sample_ids:
-            ids = [i for m in (share.microbatches if share else ()) for i in m.ids.tolist()]
-            record = replace(record, sample_ids=self.reducer.all_gather_object(ids))
-        if self.is_first:
-            self.observer.step(record, self.fraction_done)
-        if measured.counts:
-            self._decide()
-        self._after_step(before, stop=measured.stop_requests > 0)
 
     def _skip(self, measured: Measured, consumed: int) -> None:
         state = self.state
@@ -383,7 +410,7 @@ class TrainingRun:
         self._evaluated_at = self.progress
         if self.source.eval is None:
             return
-        self._agree_on_buffers()
+        average_normalization(self.model, self.reducer.all_reduce, weight=1.0)
         score = evaluate(
             self.model,
             self.source.eval,
@@ -401,7 +428,7 @@ class TrainingRun:
         if score.accuracy is not None and (best is None or score.accuracy > best):
             state.best_accuracy, state.best_step = score.accuracy, self.progress.step
         if score.num_broken:
-            self._report_broken("held-out", self._everyones(score.broken))
+            self._report_broken("held-out", everyones(self.reducer, score.broken))
         if self.is_first:
             self.observer.evaluation(
                 EvalRecord(
@@ -418,90 +445,9 @@ class TrainingRun:
             )
 
     def save(self) -> None:
-        """Publish a checkpoint. All workers take part; storage trouble is reported, not fatal."""
+        """Publish a checkpoint. All workers take part; storage trouble is told, not fatal."""
         self._saved_at = self.progress
-        self._agree_on_buffers()
-        if not self.is_first or self._store is None:
-            return
-        saved = make_checkpoint(
-            self.model,
-            self._optimizer,
-            self.state,
-            kinds=self._kinds,
-            classes=self.source.classes,
-        )
-        config = self.recipe.checkpoint
-        try:
-            published = self._store.save(saved, self.progress.step)
-            keep = self.state.best_step if config.keep_best else None
-            self._store.prune(config.keep_last, keep)
-        except OSError as error:
-            self._event("warning", f"checkpoint not saved, will try again: {error}")
-            return
-        self._event("checkpoint", f"saved {published.path}")
-
-    def _agree_on_buffers(self) -> None:
-        average_normalization(self.model, self.reducer.all_reduce, weight=1.0)
-
-    def _restore(self, must_resume: bool) -> None:
-        """Continue from the newest valid checkpoint, read on rank 0 and handed to all workers."""
-        content = b""
-        messages: list[str] = []
-        error: UserError | None = None
-        if self.is_first and self._store is not None:
-            try:
-                content, messages = _newest(self._store)
-                if must_resume and not content:
-                    raise CheckpointError(
-                        "resume: the run directory holds no checkpoint. Start a new run without it."
-                    )
-            except UserError as failure:
-                error = failure
-        self._raise_if_any(error)
-        content = self._from_first(content)
-        if content:
-            saved = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-            messages += load_checkpoint(
-                saved,
-                self.model,
-                self._optimizer,
-                self.state,
-                kinds=self._kinds,
-                classes=self.source.classes,
-            )
-            self._evaluated_at = self._saved_at = self.progress
-            messages.append(
-                f"resumed at step {self.progress.step}, epoch {self.progress.position:.2f}, "
-                f"with {self.reducer.world_size} worker(s)"
-            )
-        else:
-            self._agree_on_weights()
-        for message in messages:
-            self._event("resume", message)
-
-    def _agree_on_weights(self) -> None:
-        """Rank 0's weights on all workers; sent only where a checksum differs."""
-        tensors = [*self.model.parameters(), *self.model.buffers()]
-        sums = torch.stack([t.detach().double().sum().cpu() for t in tensors])
-        if all(bool((other == sums).all()) for other in self.reducer.all_gather(sums)):
-            return
-        for tensor in tensors:
-            self.reducer.broadcast(tensor.data)
-
-    def _from_first(self, content: bytes) -> bytes:
-        if self.reducer.world_size == 1:
-            return content
-        (size, *_) = self.reducer.all_gather_object(len(content))
-        if size == 0:
-            return b""
-        data = torch.empty(size, dtype=torch.uint8)
-        if self.is_first:
-            data = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-        data = data.to(self._device)
-        self.reducer.broadcast(data)
-        return data.cpu().numpy().tobytes()
-
-    # --- speaking with one voice ---------------------------------------------------------------
+        self._persistence.save()
 
     def _schedule_time(self) -> float:
         unit = self.recipe.stop.horizon.unit
@@ -513,42 +459,11 @@ class TrainingRun:
                 EventRecord(time=time.time(), step=self.progress.step, kind=kind, text=text)
             )
 
-    def _record_broken(self, mine: list[BrokenSample]) -> None:
-        self._report_broken("training", self.state.ledger.record(self._everyones(mine)))
-
-    def _report_broken(self, part: str, samples: tuple[BrokenSample, ...]) -> None:
+    def _report_broken(self, part: str, samples: Iterable[BrokenSample]) -> None:
         for sample in samples:
             if sample.where not in self._warned:
                 self._warned.add(sample.where)
                 self._event("broken_sample", f"left out of {part}: {sample}")
-
-    def _everyones(self, mine: list[BrokenSample]) -> tuple[BrokenSample, ...]:
-        gathered = self.reducer.all_gather_object(mine)
-        return tuple(sample for share in gathered for sample in share)
-
-    def _raise_if_any(self, error: UserError | None) -> None:
-        for found in self.reducer.all_gather_object(error):
-            if found is not None:
-                raise found
-
-    def _raise_together(self, error: Exception | None) -> None:
-        """After a vote that counted an error: the same exception on every worker."""
-        for found in self.reducer.all_gather_object(error):
-            if found is not None:
-                raise found
-        raise AssertionError("a worker voted for an error that it did not name")
-
-
-def _newest(store: CheckpointStore) -> tuple[bytes, list[str]]:
-    removed = store.clean_partial()
-    messages = [f"removed {removed} unfinished checkpoint(s)"] if removed else []
-    found = store.load_newest()
-    if found is None:
-        return b"", messages
-    _, state, passed_over = found
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    return buffer.getvalue(), messages + passed_over
 
 
 def _memory_format(model: nn.Module) -> torch.memory_format:
@@ -567,4 +482,3 @@ def _refuse_sparse(model: nn.Module) -> None:
                 f"model: `{name}.weight` has sparse gradients, which can't be reduced together "
                 "with the others. Build the embedding with sparse=False."
             )
-

@@ -1,0 +1,131 @@
+"""Saving a run and going on with it: read and written on rank 0, agreed on by all workers."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from adaptive_platform.checkpoints.store import CheckpointConfig, CheckpointStore
+from adaptive_platform.collectives import Reducer
+from adaptive_platform.errors import CheckpointError, UserError
+from adaptive_platform.models import average_normalization
+from adaptive_platform.training.state import RunState, load_checkpoint, make_checkpoint
+from adaptive_platform.training.unison import agree_on_weights, from_first, raise_first
+
+__all__ = ["Persistence"]
+
+
+class Persistence:
+    """The checkpoints of one run, as one worker sees them.
+
+    Args:
+        store: Where checkpoints lie; None on ranks other than 0 and for runs that keep nothing.
+        config: How many are kept.
+        model: The module that is trained.
+        optimizer: Its optimizer.
+        state: What steers the run.
+        reducer: The workers.
+        kinds: Kinds of controller and optimizer, which own parts of a checkpoint.
+        classes: Class names by number.
+        tell: Reports an event as `(kind, text)`.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore | None,
+        config: CheckpointConfig,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        state: RunState,
+        reducer: Reducer,
+        *,
+        kinds: dict[str, str],
+        classes: tuple[str, ...],
+        tell: Callable[[str, str], None],
+    ) -> None:
+        self._store = store
+        self._config = config
+        self._model = model
+        self._optimizer = optimizer
+        self._state = state
+        self._reducer = reducer
+        self._kinds = kinds
+        self._classes = classes
+        self._tell = tell
+
+    def save(self) -> None:
+        """Publish a checkpoint. All workers take part; storage trouble is told, not raised."""
+        average_normalization(self._model, self._reducer.all_reduce, weight=1.0)
+        if self._store is None:
+            return
+        content = make_checkpoint(
+            self._model, self._optimizer, self._state, kinds=self._kinds, classes=self._classes
+        )
+        try:
+            published = self._store.save(content, self._state.progress.step)
+            keep = self._state.best_step if self._config.keep_best else None
+            self._store.prune(self._config.keep_last, keep)
+        except OSError as error:
+            self._tell("warning", f"checkpoint not saved, tried again when next due: {error}")
+            return
+        self._tell("checkpoint", f"saved {published.path}")
+
+    def restore(self, *, must_resume: bool) -> bool:
+        """Go on from the newest valid checkpoint, where there is one.
+
+        Returns:
+            True when there was one; else all workers start from rank 0's weights.
+
+        Raises:
+            CheckpointError: None is valid, or it does not fit; on every worker alike.
+        """
+        content = b""
+        messages: list[str] = []
+        error: UserError | None = None
+        try:
+            content, messages = self._newest(must_resume)
+        except UserError as failure:
+            error = failure
+        raise_first(self._reducer, error)
+        device = next(self._model.parameters()).device
+        content = from_first(self._reducer, content, device)
+        if content:
+            saved = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+            messages += load_checkpoint(
+                saved,
+                self._model,
+                self._optimizer,
+                self._state,
+                kinds=self._kinds,
+                classes=self._classes,
+            )
+            progress = self._state.progress
+            messages.append(
+                f"resumed at step {progress.step}, epoch {progress.position:.2f}, "
+                f"with {self._reducer.world_size} worker(s)"
+            )
+        else:
+            agree_on_weights(self._reducer, self._model)
+        for message in messages:
+            self._tell("resume", message)
+        return bool(content)
+
+    def _newest(self, must_resume: bool) -> tuple[bytes, list[str]]:
+        if self._store is None:
+            return b"", []
+        removed = self._store.clean_partial()
+        messages = [f"removed {removed} unfinished checkpoint(s)"] if removed else []
+        found = self._store.load_newest()
+        if found is None:
+            if must_resume:
+                raise CheckpointError(
+                    "resume: the run directory holds no checkpoint. Start a new run instead."
+                )
+            return b"", messages
+        _, state, passed_over = found
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        return buffer.getvalue(), messages + passed_over

@@ -1,0 +1,149 @@
+"""Checkpoints appear whole or not at all; the newest valid one is used."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from adaptive_platform.checkpoints.store import CheckpointStore
+from adaptive_platform.errors import CheckpointError
+
+
+def state(value: float) -> dict:
+    return {"model": {"w": torch.full((1000,), value)}, "run": {"step": value, "name": "x"}}
+
+
+def test_round_trip_and_order(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    for step in (3, 20, 100):
+        store.save(state(step), step)
+    assert [s.step for s in store.saved()] == [3, 20, 100]
+    saved, content, messages = store.load_newest()
+    assert (saved.step, messages) == (100, [])
+    assert torch.equal(content["model"]["w"], torch.full((1000,), 100.0))
+    assert content["run"] == {"step": 100, "name": "x"}
+
+
+def test_uri_of_a_file_system(tmp_path):
+    store = CheckpointStore(f"file://{tmp_path}/run")
+    store.save(state(1), 1)
+    assert (tmp_path / "run" / "checkpoints" / "step-00000001" / "state.pt").is_file()
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "no manifest", "no state", "empty manifest"])
+def test_damaged_newest_is_passed_over_with_a_message(tmp_path, damage):
+    """F21."""
+    store = CheckpointStore(str(tmp_path))
+    store.save(state(1), 1)
+    newest = Path(store.save(state(2), 2).path)
+    data = bytearray((newest / "state.pt").read_bytes())
+    if damage == "cut":
+        (newest / "state.pt").write_bytes(data[: len(data) // 2])
+    elif damage == "flip":
+        data[len(data) // 2] ^= 1
+        (newest / "state.pt").write_bytes(data)
+    elif damage == "empty manifest":
+        (newest / "manifest.json").write_text("{}")
+    else:
+        (newest / ("manifest.json" if damage == "no manifest" else "state.pt")).unlink()
+    saved, content, messages = store.load_newest()
+    assert saved.step == 1
+    assert content["run"]["step"] == 1
+    assert len(messages) == 1
+    assert "step-00000002" in messages[0]
+
+
+def test_none_valid_is_an_error_that_says_why(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    newest = Path(store.save(state(2), 2).path)
+    (newest / "state.pt").write_bytes(b"PK")
+    with pytest.raises(CheckpointError, match=r"no checkpoint is usable[\s\S]*differs from its"):
+        store.load_newest()
+
+
+def test_nothing_saved_is_none(tmp_path):
+    assert CheckpointStore(str(tmp_path)).load_newest() is None
+
+
+def test_code_in_a_checkpoint_is_refused(tmp_path):
+    """A foreign pickle with a matching checksum still can't run code."""
+
+    class Evil:
+        def __reduce__(self):
+            return (os.system, (f"touch {tmp_path}/owned",))
+
+    store = CheckpointStore(str(tmp_path))
+    store.save({"model": Evil()}, 1)
+    with pytest.raises(CheckpointError, match="plain tensors"):
+        store.load_newest()
+    assert not (tmp_path / "owned").exists()
+
+
+def test_unknown_format_is_refused(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    manifest = Path(store.save(state(1), 1).path) / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 99}))
+    with pytest.raises(CheckpointError, match="format 99; this version reads 1"):
+        store.load_newest()
+
+
+def test_failing_storage_leaves_the_last_good_one(tmp_path, monkeypatch):
+    store = CheckpointStore(str(tmp_path))
+    store.save(state(1), 1)
+    real = torch.save
+
+    def full(content, sink):
+        real({"half": torch.zeros(10)}, sink)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="No space left"):
+        store.save(state(2), 2)
+    assert [s.step for s in store.saved()] == [1]
+    assert store.load_newest()[0].step == 1
+
+
+def test_pruning_keeps_the_newest_and_the_best(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    for step in range(1, 7):
+        store.save(state(step), step)
+    store.prune(2, keep_step=3)
+    assert [s.step for s in store.saved()] == [3, 5, 6]
+
+
+def test_saving_a_step_again_replaces_it(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    store.save(state(1), 5)
+    store.save(state(2), 5)
+    assert store.load_newest()[1]["run"]["step"] == 2
+    assert len(os.listdir(tmp_path / "checkpoints")) == 1
+
+
+def _save_and_die(run_dir: str) -> None:
+    """Dies by SIGKILL after the state and before the manifest of the second checkpoint."""
+    store = CheckpointStore(run_dir)
+    store.save(state(1), 1)
+    real = json.dumps
+    json.dumps = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL) or real(*a, **k)
+    store.save(state(2), 2)
+
+
+def test_killed_between_two_files(tmp_path):
+    """F21: a real kill; the partial one is never loaded and is cleaned up later."""
+    process = multiprocessing.get_context("spawn").Process(
+        target=_save_and_die, args=(str(tmp_path),)
+    )
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    store = CheckpointStore(str(tmp_path))
+    assert len(os.listdir(tmp_path / "checkpoints")) == 2
+    assert store.load_newest()[0].step == 1
+    assert store.clean_partial() == 1
+    assert os.listdir(tmp_path / "checkpoints") == ["step-00000001"]
