@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from enum import Enum
 from typing import Annotated
 
 import typer
@@ -86,6 +87,26 @@ def recipes() -> None:
     width = max((len(name) for name in found), default=0)
     for name, description in found.items():
         typer.echo(f"{name:{width}}  {description}")
+
+
+class _Bench(str, Enum):
+    overhead = "overhead"
+
+
+@app.command()
+def bench(
+    name: Annotated[_Bench, typer.Argument(help="What to measure.")],
+    quick: Annotated[bool, typer.Option(help="End within a minute, with less certainty.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Measure ours against a baseline, in turn within one run."""
+    from rich.console import Console
+
+    from adaptive_platform.bench.overhead import overhead
+    from adaptive_platform.bench.rows import print_rows
+
+    measures = {_Bench.overhead: overhead}
+    print_rows(measures[name](quick=quick), as_json=as_json, console=Console())
 
 
 def split_words(words: list[str]) -> tuple[str | None, list[str]]:

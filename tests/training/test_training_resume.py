@@ -10,9 +10,9 @@ from runs import Points, assert_same, linear_net, recipe, train
 from torch import nn
 
 from adaptive_platform.checkpoints.store import CheckpointStore
+from adaptive_platform.controllers import ControllerConfig
 from adaptive_platform.errors import CheckpointError
 from adaptive_platform.settings import variants_of
-from adaptive_platform.controllers import ControllerConfig
 
 NOISY = {
     "batch": {
