@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from adaptive_platform.report.run_data import RunData
-from adaptive_platform.report.series import column, time_shares
+from adaptive_platform.report.series import column, full_steps, time_shares
 from adaptive_platform.report.wording import count, duration, known, number, percent
 
 __all__ = ["key_figures", "recipe_differences", "sentences"]
@@ -32,7 +32,7 @@ def key_figures(run: RunData) -> dict[str, str]:
         "samples": count(_samples(run)),
         "time": duration(_seconds(run)),
         "samples per second": number(_throughput(run)),
-        "global batch": _from_to(column(run.steps, "global_batch")),
+        "global batch": _from_to(column(full_steps(run.steps), "global_batch")),
         "workers": _range(column(run.steps, "world_size")),
     }
     return {name: value for name, value in figures.items() if value not in ("–", "")}
@@ -78,7 +78,7 @@ def _outcome(run: RunData) -> str:
 
 
 def _batch_story(run: RunData) -> str:
-    batch, lr = column(run.steps, "global_batch"), column(run.steps, "lr")
+    batch, lr = column(full_steps(run.steps), "global_batch"), column(run.steps, "lr")
     batch, lr = batch[np.isfinite(batch)], lr[np.isfinite(lr)]
     if not len(batch):
         return ""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from adaptive_platform.errors import UserError
 from adaptive_platform.report.run_data import RunData, labels
-from adaptive_platform.report.series import axes_of, colour, column, smooth
+from adaptive_platform.report.series import axes_of, colour, column, full_steps, smooth
 from adaptive_platform.report.storage import open_location, write_bytes
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["write_png"]
 
@@ -45,7 +48,7 @@ def write_png(runs: Sequence[RunData], path: str | os.PathLike[str]) -> None:
         label = name.replace("$", r"\$")  # dollars would start mathematics
         _draw_score(score, run, colour(at), label, "accuracy" if use_accuracy else "loss")
         _draw_batch(batch, run, colour(at))
-        _draw_column(rate, run, "lr", colour(at))
+        _draw_column(rate, run, run.steps, "lr", colour(at))
         _draw_noise(noise, run, colour(at))
     _finish(score, "Held-out accuracy" if use_accuracy else "Loss", "")
     _finish(batch, "Global batch (circles: decisions)", "samples per step")
@@ -75,7 +78,7 @@ def _draw_score(panel: Any, run: RunData, shade: str, label: str, name: str) -> 
 
 
 def _draw_batch(panel: Any, run: RunData, shade: str) -> None:
-    _draw_column(panel, run, "global_batch", shade, drawstyle="steps-pre")
+    _draw_column(panel, run, full_steps(run.steps), "global_batch", shade, drawstyle="steps-pre")
     old, new = column(run.decisions, "old_batch"), column(run.decisions, "new_batch")
     changed = np.isfinite(new) & (old != new)
     at = axes_of(run, run.decisions)["samples"]
@@ -87,14 +90,17 @@ def _draw_noise(panel: Any, run: RunData, shade: str) -> None:
     values = column(run.steps, "noise_scale")
     at = axes_of(run, run.steps)["samples"]
     panel.plot(at, np.where(values > 0, values, np.nan), color=shade, lw=1.5)
-    _draw_column(panel, run, "global_batch", shade, drawstyle="steps-pre", linestyle="--", lw=1)
+    dashed = {"drawstyle": "steps-pre", "linestyle": "--", "lw": 1}
+    _draw_column(panel, run, full_steps(run.steps), "global_batch", shade, **dashed)
     if len(values):
         panel.set_yscale("log")
 
 
-def _draw_column(panel: Any, run: RunData, name: str, shade: str, **style: Any) -> None:
-    at = axes_of(run, run.steps)["samples"]
-    panel.plot(at, column(run.steps, name), color=shade, **{"lw": 1.5, **style})
+def _draw_column(
+    panel: Any, run: RunData, steps: pd.DataFrame, name: str, shade: str, **style: Any
+) -> None:
+    at = axes_of(run, steps)["samples"]
+    panel.plot(at, column(steps, name), color=shade, **{"lw": 1.5, **style})
 
 
 def _finish(panel: Any, title: str, unit: str) -> None:
