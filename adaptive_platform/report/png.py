@@ -21,7 +21,7 @@ __all__ = ["write_png"]
 
 
 def write_png(runs: Sequence[RunData], path: str | os.PathLike[str]) -> None:
-    """Draw four panels: accuracy or loss, batch with decisions, learning rate, noise scale.
+    """Draw four panels: score, batch with decisions, learning rate and gain, noise scale.
 
     Args:
         runs: What `read_run` gave; they are drawn over each other.
@@ -52,7 +52,7 @@ def write_png(runs: Sequence[RunData], path: str | os.PathLike[str]) -> None:
         _draw_noise(noise, run, colour(at))
     _finish(score, "Held-out accuracy" if use_accuracy else "Loss", "")
     _finish(batch, "Global batch (circles: decisions)", "samples per step")
-    _finish(rate, "Learning rate", "")
+    _finish(rate, "Learning rate" + _draw_gain(rate, runs), "")
     _finish(noise, "Noise scale (dashed: batch in use)", "samples")
     for panel in (rate, noise):
         panel.set_xlabel("samples seen")
@@ -84,6 +84,17 @@ def _draw_batch(panel: Any, run: RunData, shade: str) -> None:
     at = axes_of(run, run.decisions)["samples"]
     panel.plot(at[changed], new[changed], "o", color=shade, mfc="white", ms=5)
     panel.set_ylim(bottom=0)
+
+
+def _draw_gain(panel: Any, runs: Sequence[RunData]) -> str:
+    """The gain on an axis of its own, where one run is alone; returns what to add to the title."""
+    if len(runs) > 1 or not np.isfinite(column(runs[0].steps, "gain")).any():
+        return ""
+    right = panel.twinx()
+    _draw_column(right, runs[0], runs[0].steps, "gain", "#777777", lw=1, linestyle=":")
+    right.set_ylim(bottom=0)
+    right.spines[["top"]].set_visible(False)
+    return " (dotted, right: AdaScale gain)"
 
 
 def _draw_noise(panel: Any, run: RunData, shade: str) -> None:
