@@ -43,14 +43,15 @@ def write_png(runs: Sequence[RunData], path: str | os.PathLike[str]) -> None:
     figure = Figure(figsize=(12.0, 6.4), dpi=150, layout="constrained")
     (score, batch), (rate, noise) = figure.subplots(2, 2, sharex=True)
     names = labels(list(runs))
-    use_accuracy = any(np.isfinite(column(run.evals, "accuracy")).any() for run in runs)
+    has_accuracy = any(np.isfinite(column(run.evals, "accuracy")).any() for run in runs)
+    kind = "accuracy" if has_accuracy else "loss"
     for at, (run, name) in enumerate(zip(runs, names, strict=True)):
         label = name.replace("$", r"\$")  # dollars would start mathematics
-        _draw_score(score, run, colour(at), label, "accuracy" if use_accuracy else "loss")
+        _draw_score(score, run, colour(at), label, kind)
         _draw_batch(batch, run, colour(at))
         _draw_column(rate, run, run.steps, "lr", colour(at))
         _draw_noise(noise, run, colour(at))
-    _finish(score, "Held-out accuracy" if use_accuracy else "Loss", "")
+    _finish(score, f"Held-out {kind} (faint: training)", "")
     _finish(batch, "Global batch (circles: decisions)", "samples per step")
     _finish(rate, "Learning rate" + _draw_gain(rate, runs), "")
     _finish(noise, "Noise scale (dashed: batch in use)", "samples")

@@ -31,7 +31,8 @@ def run_of(result: dict[str, Any] | None = None, **columns: Any) -> RunData:
         (None, "The run is still going on, or was killed, after 4 steps and 40 samples in 3.0 s."),
         (
             {"status": "done", "seconds": 75.0, "loss": 0.5},
-            "The run ended after 4 steps and 40 samples in 1 min 15 s, at a held-out loss of 0.500.",
+            "The run ended after 4 steps and 40 samples in 1 min 15 s, "
+            "at a held-out loss of 0.500.",
         ),
         (
             {"status": "done", "seconds": 2.0, "accuracy": 0.5},
