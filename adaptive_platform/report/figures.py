@@ -16,6 +16,7 @@ from adaptive_platform.report.series import (
     colour,
     column,
     extremes,
+    full_steps,
     staircase,
     time_parts,
     time_shares,
@@ -93,7 +94,8 @@ def panels(runs: Sequence[RunData]) -> list[Panel]:
             "accuracy", _accuracy, tickformat=".0%",
         ),
         _panel(
-            shown, "batch", "Global batch", "Samples per optimizer step; markers are decisions.",
+            shown, "batch", "Global batch",
+            "Samples per optimizer step, without left-over ends of epochs; markers are decisions.",
             "samples per step", _batch, rangemode="tozero",
         ),
         _panel(
@@ -156,7 +158,7 @@ def _accuracy(shown: Shown) -> list[dict[str, Any]]:
 
 
 def _batch(shown: Shown) -> list[dict[str, Any]]:
-    steps, decisions = shown.run.steps, shown.run.decisions
+    steps, decisions = full_steps(shown.run.steps), shown.run.decisions
     values = column(steps, "global_batch")
     traces = [
         trace(
@@ -197,10 +199,11 @@ def _noise(shown: Shown) -> list[dict[str, Any]]:
             line=stroke(shown),
         )
     ]  # fmt: skip
-    batch = column(steps, "global_batch")
+    full = full_steps(steps)
+    batch = column(full, "global_batch")
     traces.append(
         trace(
-            shown, positions, batch, staircase(batch, shown.points), "batch in use",
+            shown, axes_of(shown.run, full), batch, staircase(batch, shown.points), "batch in use",
             line={"color": shown.colour if not shown.alone else "#777777", "width": 1.5,
                   "dash": "dash", "shape": "vh"},
             showlegend=shown.alone,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from adaptive_platform.report.run_data import RunData
-from adaptive_platform.report.series import column, time_shares
+from adaptive_platform.report.series import column, full_steps, time_shares
 from adaptive_platform.report.wording import count, duration, known, number, percent
 
 __all__ = ["key_figures", "recipe_differences", "sentences"]
@@ -30,9 +30,9 @@ def key_figures(run: RunData) -> dict[str, str]:
         "epochs": number(_result(run, "epochs")),
         "steps": count(_steps(run)),
         "samples": count(_samples(run)),
-        "time": duration(_seconds(run)),
+        "time of the last attempt" if _resumed(run) else "time": duration(_seconds(run)),
         "samples per second": number(_throughput(run)),
-        "global batch": _from_to(column(run.steps, "global_batch")),
+        "global batch": _from_to(column(full_steps(run.steps), "global_batch")),
         "workers": _range(column(run.steps, "world_size")),
     }
     return {name: value for name, value in figures.items() if value not in ("–", "")}
@@ -64,8 +64,7 @@ def _outcome(run: RunData) -> str:
     status = str((run.result or {}).get("status", ""))
     begin = ended.get(status, "The run is still going on, or was killed,")
     trained = f"after {count(_steps(run))} steps and {count(_samples(run))} samples"
-    seconds = _seconds(run)
-    took = f" in {duration(seconds)}" if known(seconds) else ""
+    took = _time_taken(run)
     accuracy, loss = _last(run, "accuracy"), _last(run, "loss")
     scores = [
         f"{percent(accuracy)} held-out accuracy" if known(accuracy) else "",
@@ -77,8 +76,17 @@ def _outcome(run: RunData) -> str:
     return f"{begin} {trained}{took}{', at ' + reached if reached else ''}.{cause}"
 
 
+def _time_taken(run: RunData) -> str:
+    seconds = _seconds(run)
+    if not known(seconds):
+        return ""
+    if _resumed(run):
+        return f" over several attempts (the last took {duration(seconds)})"
+    return f" in {duration(seconds)}"
+
+
 def _batch_story(run: RunData) -> str:
-    batch, lr = column(run.steps, "global_batch"), column(run.steps, "lr")
+    batch, lr = column(full_steps(run.steps), "global_batch"), column(run.steps, "lr")
     batch, lr = batch[np.isfinite(batch)], lr[np.isfinite(lr)]
     if not len(batch):
         return ""
@@ -175,6 +183,12 @@ def _seconds(run: RunData) -> float | None:
         return float(told)
     times = column(run.steps, "time")
     return float(times[-1] - times[0]) if len(times) > 1 else None
+
+
+def _resumed(run: RunData) -> bool:
+    """True where the records go back further than the attempt that wrote the result."""
+    times, told = column(run.steps, "time"), _result(run, "seconds")
+    return len(times) > 1 and known(told) and 0 < told < float(times[-1] - times[0])
 
 
 def _throughput(run: RunData) -> float | None:

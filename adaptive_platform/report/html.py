@@ -188,7 +188,10 @@ def _single(run: RunData) -> str:
         f'<div class="tile"><b>{html.escape(value)}</b><span>{html.escape(name)}</span></div>'
         for name, value in key_figures(run).items()
     )
-    return f'<p class="path">{html.escape(run.path)}</p><p>{_story(run)}</p><div class="tiles">{tiles}</div>'
+    return (
+        f'<p class="path">{html.escape(run.path)}</p><p>{_story(run)}</p>'
+        f'<div class="tiles">{tiles}</div>'
+    )
 
 
 def _story(run: RunData) -> str:

@@ -72,6 +72,14 @@ class Journal:
                 "Give a directory that can be written to with out=DIR."
             ) from error
 
+    @property
+    def damaged(self) -> list[str]:
+        """Parts of earlier attempts that could not be read: their rows are missing from now on.
+
+        They are set aside under a name that starts with `_damaged-`. Tell the user.
+        """
+        return [f"{name}/{part}" for name, table in self._tables.items() for part in table.damaged]
+
     def step(self, record: StepRecord) -> None:
         """Take down a step. Steps come in order."""
         self._rows["steps"].append(record)

@@ -55,7 +55,8 @@ class LiveLine:
     ) -> None:
         self._console = console
         self._total = total
-        self._every = _REDRAW_SECONDS if console.is_terminal else every_seconds
+        self._in_place = console.is_terminal and not console.is_dumb_terminal
+        self._every = _REDRAW_SECONDS if self._in_place else every_seconds
         self._clock = clock
         self._shown_at: float | None = None
         self._held: str | None = None
@@ -66,7 +67,7 @@ class LiveLine:
         """Show the fields of a `StepRecord`, and the share of the training that is done."""
         now = self._clock()
         eta = self._eta_seconds(now, fraction_done)
-        width = self._console.width if self._console.is_terminal else 10_000
+        width = self._console.width if self._in_place else 10_000
         line = format_step(row, fraction_done, self._total, eta, width)
         if self._shown_at is not None and now - self._shown_at < self._every:
             self._held = line
@@ -96,7 +97,7 @@ class LiveLine:
 
     def _show(self, line: str, now: float) -> None:
         self._shown_at, self._held = now, None
-        if not self._console.is_terminal:
+        if not self._in_place:
             self._print(line)
             return
         if self._live is None:

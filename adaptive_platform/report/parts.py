@@ -132,6 +132,8 @@ class PartTable:
         self._schema = arrow_schema(record)
         self._fan_in = fan_in
         self._largest = largest
+        self.damaged: list[str] = []
+        """Parts that could not be read (power was lost while one was written) and are set aside."""
         system.create_dir(folder, recursive=True)
         self._parts, stale = live_parts(system, folder)
         self._remove(stale)
@@ -171,16 +173,17 @@ class PartTable:
         """
         import pyarrow.compute as pc
 
-        while self._parts and self._parts[-1].step > last_step:
-            self._remove([self._parts[-1].name])
-            self._parts.pop()
-        for part in reversed(self._parts):
-            table = self._read(part)
+        for part in reversed(self._parts[:]):
+            table = self._read(part) if part.step <= last_step else self._schema.empty_table()
+            if table is None:
+                continue
             kept = table.filter(pc.less_equal(table["step"], last_step))
-            if kept.num_rows < table.num_rows:
-                self._publish(part, kept)
             if kept.num_rows:  # steps never fall from row to row, so what is before stays
+                if kept.num_rows < table.num_rows:
+                    self._publish(part, kept)
                 return
+            self._remove([part.name])
+            self._parts.remove(part)
 
     def _merge(self) -> None:
         """Merge the newest `fan_in` parts of like size, as long as there are such."""
@@ -191,9 +194,10 @@ class PartTable:
             if self._level(group[0]) != self._level(group[-1]) or group[0].span >= self._largest:
                 return
             merged = Part(group[0].first, group[-1].last, group[0].step)
-            self._publish(merged, pa.concat_tables([self._read(part) for part in group]))
-            self._remove([part.name for part in group])
-            self._parts[-self._fan_in :] = [merged]
+            tables = [table for table in map(self._read, group) if table is not None]
+            self._publish(merged, pa.concat_tables([self._schema.empty_table(), *tables]))
+            self._remove([part.name for part in group if part in self._parts])
+            self._parts = [*(part for part in self._parts if part not in group), merged]
 
     def _level(self, part: Part) -> int:
         level, span = 0, part.span
@@ -209,8 +213,18 @@ class PartTable:
         pq.write_table(table, sink)
         write_bytes(self._system, join(self._folder, part.name), sink.getvalue().to_pybytes())
 
-    def _read(self, part: Part) -> Any:
-        return _read_part(self._system, join(self._folder, part.name), self._schema)
+    def _read(self, part: Part) -> Any | None:
+        """Rows of a part. One that is damaged is renamed, so that nobody reads it: None."""
+        from pyarrow import ArrowInvalid
+
+        path = join(self._folder, part.name)
+        try:
+            return _read_part(self._system, path, self._schema)
+        except ArrowInvalid:
+            self._system.move(path, join(self._folder, f"_damaged-{part.name}"))
+            self._parts.remove(part)
+            self.damaged.append(part.name)
+            return None
 
     def _remove(self, names: Sequence[str]) -> None:
         for name in names:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from adaptive_platform.errors import UserError
 from adaptive_platform.report.run_data import RunData, labels
-from adaptive_platform.report.series import axes_of, colour, column, smooth
+from adaptive_platform.report.series import axes_of, colour, column, full_steps, smooth
 from adaptive_platform.report.storage import open_location, write_bytes
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["write_png"]
 
 
 def write_png(runs: Sequence[RunData], path: str | os.PathLike[str]) -> None:
-    """Draw four panels: accuracy or loss, batch with decisions, learning rate, noise scale.
+    """Draw four panels: score, batch with decisions, learning rate and gain, noise scale.
 
     Args:
         runs: What `read_run` gave; they are drawn over each other.
@@ -40,16 +43,17 @@ def write_png(runs: Sequence[RunData], path: str | os.PathLike[str]) -> None:
     figure = Figure(figsize=(12.0, 6.4), dpi=150, layout="constrained")
     (score, batch), (rate, noise) = figure.subplots(2, 2, sharex=True)
     names = labels(list(runs))
-    use_accuracy = any(np.isfinite(column(run.evals, "accuracy")).any() for run in runs)
+    has_accuracy = any(np.isfinite(column(run.evals, "accuracy")).any() for run in runs)
+    kind = "accuracy" if has_accuracy else "loss"
     for at, (run, name) in enumerate(zip(runs, names, strict=True)):
         label = name.replace("$", r"\$")  # dollars would start mathematics
-        _draw_score(score, run, colour(at), label, "accuracy" if use_accuracy else "loss")
+        _draw_score(score, run, colour(at), label, kind)
         _draw_batch(batch, run, colour(at))
-        _draw_column(rate, run, "lr", colour(at))
+        _draw_column(rate, run, run.steps, "lr", colour(at))
         _draw_noise(noise, run, colour(at))
-    _finish(score, "Held-out accuracy" if use_accuracy else "Loss", "")
+    _finish(score, f"Held-out {kind} (faint: training)", "")
     _finish(batch, "Global batch (circles: decisions)", "samples per step")
-    _finish(rate, "Learning rate", "")
+    _finish(rate, "Learning rate" + _draw_gain(rate, runs), "")
     _finish(noise, "Noise scale (dashed: batch in use)", "samples")
     for panel in (rate, noise):
         panel.set_xlabel("samples seen")
@@ -75,7 +79,7 @@ def _draw_score(panel: Any, run: RunData, shade: str, label: str, name: str) -> 
 
 
 def _draw_batch(panel: Any, run: RunData, shade: str) -> None:
-    _draw_column(panel, run, "global_batch", shade, drawstyle="steps-pre")
+    _draw_column(panel, run, full_steps(run.steps), "global_batch", shade, drawstyle="steps-pre")
     old, new = column(run.decisions, "old_batch"), column(run.decisions, "new_batch")
     changed = np.isfinite(new) & (old != new)
     at = axes_of(run, run.decisions)["samples"]
@@ -83,18 +87,32 @@ def _draw_batch(panel: Any, run: RunData, shade: str) -> None:
     panel.set_ylim(bottom=0)
 
 
+def _draw_gain(panel: Any, runs: Sequence[RunData]) -> str:
+    """The gain on an axis of its own, where one run is alone; returns what to add to the title."""
+    if len(runs) > 1 or not np.isfinite(column(runs[0].steps, "gain")).any():
+        return ""
+    right = panel.twinx()
+    _draw_column(right, runs[0], runs[0].steps, "gain", "#777777", lw=1, linestyle=":")
+    right.set_ylim(bottom=0)
+    right.spines[["top"]].set_visible(False)
+    return " (dotted, right: AdaScale gain)"
+
+
 def _draw_noise(panel: Any, run: RunData, shade: str) -> None:
     values = column(run.steps, "noise_scale")
     at = axes_of(run, run.steps)["samples"]
     panel.plot(at, np.where(values > 0, values, np.nan), color=shade, lw=1.5)
-    _draw_column(panel, run, "global_batch", shade, drawstyle="steps-pre", linestyle="--", lw=1)
+    dashed = {"drawstyle": "steps-pre", "linestyle": "--", "lw": 1}
+    _draw_column(panel, run, full_steps(run.steps), "global_batch", shade, **dashed)
     if len(values):
         panel.set_yscale("log")
 
 
-def _draw_column(panel: Any, run: RunData, name: str, shade: str, **style: Any) -> None:
-    at = axes_of(run, run.steps)["samples"]
-    panel.plot(at, column(run.steps, name), color=shade, **{"lw": 1.5, **style})
+def _draw_column(
+    panel: Any, run: RunData, steps: pd.DataFrame, name: str, shade: str, **style: Any
+) -> None:
+    at = axes_of(run, steps)["samples"]
+    panel.plot(at, column(steps, name), color=shade, **{"lw": 1.5, **style})
 
 
 def _finish(panel: Any, title: str, unit: str) -> None:

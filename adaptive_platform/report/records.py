@@ -162,7 +162,7 @@ class RunResult:
     initial_batch: int | None = None
     """Global batch of the first step."""
     final_batch: int | None = None
-    """Global batch of the last step."""
+    """Global batch in force at the end, a short last step of an epoch aside."""
     workers: int | None = None
     """Workers at the end."""
     outputs: dict[str, str] = field(default_factory=dict)

@@ -23,6 +23,7 @@ __all__ = [
     "colour",
     "column",
     "extremes",
+    "full_steps",
     "json_numbers",
     "smooth",
     "staircase",
@@ -54,6 +55,18 @@ def column(frame: pd.DataFrame, name: str) -> Numbers:
         return np.full(len(frame), np.nan)
     values = pd.to_numeric(frame[name], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
     return np.where(np.isfinite(values), values, np.nan)
+
+
+def full_steps(steps: pd.DataFrame) -> pd.DataFrame:
+    """The steps without the last one of an epoch where it took what was left over.
+
+    Its size says how the data divides, not which batch was in force.
+    """
+    epoch, batch = column(steps, "epoch"), column(steps, "global_batch")
+    follows = np.concatenate([[False], epoch[1:] == epoch[:-1]])[: len(steps)]
+    last = np.concatenate([epoch[1:] != epoch[:-1], [True]])[: len(steps)]
+    odd = np.concatenate([[False], batch[1:] != batch[:-1]])[: len(steps)]
+    return steps[~(follows & last & odd)]
 
 
 def axes_of(run: RunData, frame: pd.DataFrame) -> dict[str, Numbers]:

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pyarrow.fs
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from report_examples import step_record
 
@@ -96,6 +96,10 @@ def test_all_tables_are_written(tmp_path: Path) -> None:
     assert pd.read_parquet(tmp_path / "events")["text"].tolist() == ["2 to 1 workers"]
 
 
+# A part that is cut to nothing must not keep the step of its old first row.
+@example(
+    attempts=[([0, 0, 0], 0.0), ([0] * 8 + [1, 1, 0, 0], 0.0), ([2], 0.0), ([0], 0.5)], fan_in=2
+)
 @settings(max_examples=40, deadline=None)
 @given(
     attempts=st.lists(
@@ -325,3 +329,33 @@ def test_reading_while_parts_are_merged_sees_every_row(tmp_path: Path) -> None:
 
     rows = read_table(Storage(), folder, arrow_schema(StepRecord))
     assert rows["step"].to_pylist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"\0" * 400])
+def test_a_part_damaged_by_a_power_cut_does_not_stop_the_resumed_run(
+    tmp_path: Path, content: bytes
+) -> None:
+    journal = Journal(tmp_path)
+    for step in (1, 2, 3):
+        journal.step(step_record(step))
+        journal.flush()
+    newest = max((tmp_path / "steps").glob("part-*"))
+    newest.write_bytes(content)
+    journal = Journal(tmp_path, 3)
+    assert journal.damaged == [f"steps/{newest.name}"]
+    assert (tmp_path / "steps" / f"_damaged-{newest.name}").read_bytes() == content
+    journal.step(step_record(4))
+    journal.flush()
+    assert steps_of(tmp_path) == [1, 2, 4]
+
+
+def test_a_damaged_part_does_not_stop_a_merge(tmp_path: Path) -> None:
+    folder = tmp_path / "steps"
+    table = PartTable(pyarrow.fs.LocalFileSystem(), str(folder), StepRecord, fan_in=4)
+    for step in (1, 2, 3):
+        table.append([step_record(step)])
+    sorted(folder.iterdir())[1].write_bytes(b"")
+    table.append([step_record(4)])
+    assert table.num_parts == 1
+    assert len(table.damaged) == 1
+    assert pd.read_parquet(folder)["step"].tolist() == [1, 3, 4]

@@ -12,6 +12,7 @@ from adaptive_platform.report.series import (
     buckets,
     column,
     extremes,
+    full_steps,
     json_numbers,
     smooth,
     staircase,
@@ -96,3 +97,11 @@ def test_events_have_a_place_among_the_samples() -> None:
 
 def test_numbers_for_json_are_short_and_finite() -> None:
     assert json_numbers([1 / 3, np.nan, np.inf, 12345678.0]) == [0.33333, None, None, 12346000.0]
+
+
+def test_what_is_left_at_the_end_of_an_epoch_is_not_the_batch_in_force() -> None:
+    steps = pd.DataFrame(
+        {"epoch": [0, 0, 0, 1, 1, 1, 2, 3], "global_batch": [32, 32, 5, 32, 64, 40, 20, 20]}
+    )
+    assert full_steps(steps)["global_batch"].tolist() == [32, 32, 32, 64, 20, 20]
+    assert len(full_steps(steps.head(0))) == 0
