@@ -63,9 +63,7 @@ class ModelConfig(Settings):
         if self.zero_gamma:
             self._zero_last_scales(model)
         if self.bn_momentum is not None:
-            for module in model.modules():
-                if isinstance(module, _BatchNorm):
-                    module.momentum = self.bn_momentum
+            self._set_bn_momentum(model, self.bn_momentum)
         if self.weights is not None:
             _load_weights(model, self.weights)
         if is_convolutional(model) if self.channels_last is None else self.channels_last:
@@ -111,6 +109,16 @@ class ModelConfig(Settings):
         if self.name in ("googlenet", "inception_v3"):  # else they return a tuple while training
             options = {"aux_logits": False, "init_weights": True}
         return models.get_model(self.name, weights=None, num_classes=num_classes, **options)
+
+    def _set_bn_momentum(self, model: nn.Module, momentum: float) -> None:
+        layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+        if not layers:
+            raise UserError(
+                f"model.bn_momentum = {momentum:g}: {self.name} has no batch normalization. Set "
+                "it to null."
+            )
+        for layer in layers:
+            layer.momentum = momentum
 
     def _zero_last_scales(self, model: nn.Module) -> None:
         scales = [module.bn2.weight for module in model.modules() if isinstance(module, CifarBlock)]

@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from adaptive_platform.optimizers.config import OptimizerConfig
-from adaptive_platform.optimizers.groups import describe_groups, set_lr, set_progress
+from adaptive_platform.optimizers.groups import (
+    describe_groups,
+    set_lr,
+    set_momentum,
+    set_progress,
+    set_weight_decay,
+)
 from adaptive_platform.optimizers.named_state import load_named_state, named_state
 from adaptive_platform.optimizers.schedules import ScheduleConfig
 from adaptive_platform.settings import import_variants, union_of
@@ -19,7 +25,9 @@ __all__ = [
     "load_named_state",
     "named_state",
     "set_lr",
+    "set_momentum",
     "set_progress",
+    "set_weight_decay",
 ]
 
 if TYPE_CHECKING:

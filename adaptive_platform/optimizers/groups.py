@@ -16,7 +16,9 @@ __all__ = [
     "describe_groups",
     "parameter_groups",
     "set_lr",
+    "set_momentum",
     "set_progress",
+    "set_weight_decay",
 ]
 
 Exclude = Literal["norm_and_bias", "none"]
@@ -112,6 +114,38 @@ def set_lr(optimizer: Optimizer, lr: float) -> None:
             group["lr"].fill_(value)
         else:
             group["lr"] = value
+
+
+def set_weight_decay(optimizer: Optimizer, weight_decay: float) -> None:
+    """Give every group but `excluded` this weight decay, for runs in which it moves.
+
+    Codreanu et al. lower it in the last fifth (arXiv 1711.04291); the authors of arXiv 1903.12650
+    let it follow the learning rate's schedule.
+    """
+    for group in optimizer.param_groups:
+        if group.get("name") != "excluded":
+            group["weight_decay"] = weight_decay
+
+
+def set_momentum(optimizer: Optimizer, momentum: float) -> None:
+    """Give every group this momentum (the first beta of Adam and its kin).
+
+    SP-NGD keeps it in a fixed ratio to the learning rate (arXiv 2002.06015); Smith et al. raise it
+    with the batch, `1 - m ~ 1/B` (arXiv 1711.00489).
+
+    Raises:
+        UserError: The optimizer has no momentum.
+    """
+    for group in optimizer.param_groups:
+        if "momentum" in group:
+            group["momentum"] = momentum
+        elif "betas" in group:
+            group["betas"] = (momentum, *group["betas"][1:])
+        else:
+            raise UserError(
+                f"optimizer: {type(optimizer).__name__} has no momentum to set. Leave the momentum "
+                "schedule out."
+            )
 
 
 def set_progress(optimizer: Optimizer, epochs: float) -> None:

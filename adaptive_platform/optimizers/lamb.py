@@ -79,14 +79,17 @@ class LAMB(MultiTensorOptimizer):
         torch._foreach_lerp_(means, grads, 1 - beta1)
         torch._foreach_mul_(squares, beta2)
         torch._foreach_addcmul_(squares, grads, grads, value=1 - beta2)
-        direction = list(torch._foreach_sqrt(squares))
-        if group["bias_correction"]:
-            torch._foreach_div_(direction, [(1 - beta2**t) ** 0.5 for t in steps])
-            torch._foreach_add_(direction, group["eps"])
-            torch._foreach_mul_(direction, [1 - beta1**t for t in steps])
+        below = list(torch._foreach_sqrt(squares))
+        if group["bias_correction"]:  # m^ / (sqrt(v^) + eps), with one pass less
+            roots = [(1 - beta2**t) ** 0.5 for t in steps]
+            torch._foreach_add_(below, [group["eps"] * root for root in roots])
+            direction = list(torch._foreach_div(means, below))
+            torch._foreach_mul_(
+                direction, [root / (1 - beta1**t) for root, t in zip(roots, steps, strict=True)]
+            )
         else:
-            torch._foreach_add_(direction, group["eps"])
-        direction = list(torch._foreach_div(means, direction))
+            torch._foreach_add_(below, group["eps"])
+            direction = list(torch._foreach_div(means, below))
         if group["weight_decay"]:
             torch._foreach_add_(direction, params, alpha=group["weight_decay"])
         lr = float(group["lr"])

@@ -77,7 +77,7 @@ def load_named_state(
         if name in saved:
             group = next(g for g in optimizer.param_groups if any(param is p for p in g["params"]))
             optimizer.state[param] = {
-                key: _placed(value, param, group) for key, value in saved[name].items()
+                key: _placed(key, value, param, group) for key, value in saved[name].items()
             }
 
 
@@ -113,13 +113,15 @@ def _check(optimizer: Optimizer, name: str, param: nn.Parameter, values: Mapping
             )
 
 
-def _placed(value: Any, param: nn.Parameter, group: dict[str, Any]) -> Any:
+def _placed(key: str, value: Any, param: nn.Parameter, group: dict[str, Any]) -> Any:
     if not isinstance(value, Tensor):
         return value
-    if value.ndim or value.shape == param.shape:
+    if key == "step":  # torch counts on the host, unless the whole step runs on the device
+        on_device = group.get("fused") or group.get("capturable")
+        return value.detach().to(param.device if on_device else "cpu", copy=True)
+    if value.shape == param.shape:
         return torch.empty_like(param, dtype=value.dtype, requires_grad=False).copy_(value)
-    on_device = group.get("fused") or group.get("capturable")
-    return value.detach().to(param.device if on_device else "cpu", copy=True)
+    return value.detach().to(param.device, copy=True)
 
 
 def _listed(items: Iterable[object]) -> str:

@@ -1,22 +1,59 @@
-"""SGD with momentum: torch's own, whose buffer holds gradients and so needs no correction."""
+"""SGD with momentum, whose buffer holds gradients and so needs no correction; Nesterov's form."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, field_validator
 from pydantic_core.core_schema import ValidationInfo
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
 
 from adaptive_platform.optimizers.config import OptimizerConfig, Share
+from adaptive_platform.optimizers.multi_tensor import MultiTensorOptimizer, TensorBatch
 
-__all__ = ["SgdConfig"]
+__all__ = ["NesterovSGD", "SgdConfig"]
+
+
+class NesterovSGD(MultiTensorOptimizer):
+    """`h = g + wd w; u <- m u + h; w <- w - lr (h + m u)`, as `torch.optim.SGD` has it.
+
+    Ours because torch's multi-tensor form adds the buffer to the gradients themselves where there
+    is no decay, so that whoever measures them afterwards measures something else.
+    """
+
+    buffer_keys: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
+
+    def __init__(
+        self, params: ParamsT, *, lr: float, momentum: float, weight_decay: float = 0.0
+    ) -> None:
+        """Take parameters or groups; every option can be set per group.
+
+        Args:
+            params: As for `torch.optim`.
+            lr: Learning rate.
+            momentum: m, in (0, 1).
+            weight_decay: wd, added to the gradient.
+        """
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    def update(self, group: dict[str, Any], batch: TensorBatch) -> None:
+        """One step on one batch."""
+        params, grads, buffers = batch.params, batch.grads, batch.state["momentum_buffer"]
+        lr = float(group["lr"])
+        if group["weight_decay"]:
+            grads = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
+        torch._foreach_mul_(buffers, group["momentum"])
+        torch._foreach_add_(buffers, grads)
+        torch._foreach_add_(params, grads, alpha=-lr)
+        torch._foreach_add_(params, buffers, alpha=-lr * group["momentum"])
 
 
 class SgdConfig(OptimizerConfig):
-    """`u <- m u + g; w <- w - lr u` (`torch.optim.SGD`).
+    """`u <- m u + g; w <- w - lr u` (`torch.optim.SGD`), or Nesterov's form.
 
     The buffer holds gradients, not steps, so a change of the learning rate acts on the whole
     buffer at once. That is what momentum correction achieves for code that stores `lr u`
@@ -31,10 +68,10 @@ class SgdConfig(OptimizerConfig):
     nesterov: bool = False
     """Step along `g + m u` instead of `u`. Needs momentum > 0."""
     foreach: bool | None = None
-    """Multi-tensor kernels. Null lets torch decide: on for accelerators, off on a CPU, where
-    walking one tensor at a time is faster. torch's `fused` is not offered: on a CPU it gives wrong
-    results in silence where gradient and parameter differ in memory layout. With `nesterov` it
-    stays off: torch's multi-tensor form then writes into the gradients of undecayed parameters."""
+    """torch's multi-tensor kernels. Null lets torch decide: on for accelerators, off on a CPU,
+    where one tensor at a time is faster. Not with `nesterov`, which always decides by itself.
+    torch's `fused` is not offered: on a CPU it gives wrong results in silence where gradient and
+    parameter differ in memory layout."""
 
     @field_validator("nesterov")
     @classmethod
@@ -45,19 +82,14 @@ class SgdConfig(OptimizerConfig):
 
     @field_validator("foreach")
     @classmethod
-    def _gradients_stay(cls, foreach: bool | None, info: ValidationInfo) -> bool | None:
-        if foreach and info.data.get("nesterov"):
-            raise ValueError(
-                "with nesterov torch's multi-tensor form changes gradients in place; set it to null"
-            )
+    def _decides_by_itself(cls, foreach: bool | None, info: ValidationInfo) -> bool | None:
+        if foreach is not None and info.data.get("nesterov"):
+            raise ValueError("with nesterov there is no choice; set it to null")
         return foreach
 
-    def build(self, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.SGD:
-        """`torch.optim.SGD` over the trainable parameters; see the base class."""
-        return torch.optim.SGD(
-            self.groups(named_parameters),
-            lr=self.lr,
-            momentum=self.momentum,
-            nesterov=self.nesterov,
-            foreach=False if self.nesterov else self.foreach,
-        )
+    def build(self, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
+        """The optimizer over the trainable parameters; see the base class."""
+        groups = self.groups(named_parameters)
+        if self.nesterov:
+            return NesterovSGD(groups, lr=self.lr, momentum=self.momentum)
+        return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, foreach=self.foreach)

@@ -88,6 +88,11 @@ def test_zero_gamma_is_refused_where_it_means_nothing() -> None:
         ModelConfig(name="squeezenet1_1", zero_gamma=True).build(10, seed=0)
 
 
+def test_bn_momentum_is_refused_where_it_means_nothing() -> None:
+    with pytest.raises(UserError, match=r"bn_momentum = 0.3: squeezenet1_1 has no batch"):
+        ModelConfig(name="squeezenet1_1", bn_momentum=0.3).build(10, seed=0)
+
+
 def test_bn_momentum_and_memory_layout() -> None:
     model = ModelConfig(name="resnet8_cifar", bn_momentum=0.3).build(10, seed=0)
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]

@@ -283,6 +283,29 @@ def test_low_precision_parameters_keep_their_type_and_stay_finite(config: Optimi
 
 
 @every_optimizer
+def test_training_under_bf16_autocast_stays_finite(config: OptimizerConfig) -> None:
+    model = new_net()
+    optimizer = config.build(model.named_parameters())
+    for step in range(5):
+        with torch.autocast("cpu", torch.bfloat16):
+            set_gradients(model, step)
+        optimizer.step()
+    assert all(value.isfinite().all() for value in model.state_dict().values())
+    assert all(param.dtype is torch.float32 for param in model.parameters())
+
+
+@every_optimizer
+def test_the_loss_falls(config: OptimizerConfig) -> None:
+    weight = nn.Parameter(torch.tensor([[3.0, -4.0]]))
+    optimizer = config.build([("weight", weight)])
+    for _ in range(20):
+        optimizer.zero_grad()
+        weight.square().sum().backward()
+        optimizer.step()
+    assert weight.norm() < 5.0
+
+
+@every_optimizer
 def test_a_closure_is_called_with_gradients_on(config: OptimizerConfig) -> None:
     param = nn.Parameter(torch.ones(2, 2))
     optimizer = config.build([("weight", param)])

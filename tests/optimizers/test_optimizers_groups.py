@@ -8,7 +8,14 @@ from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
 from adaptive_platform.errors import UserError
-from adaptive_platform.optimizers import AnyOptimizer, describe_groups, set_lr, set_progress
+from adaptive_platform.optimizers import (
+    AnyOptimizer,
+    describe_groups,
+    set_lr,
+    set_momentum,
+    set_progress,
+    set_weight_decay,
+)
 from adaptive_platform.optimizers.lars import LARS, LarsConfig
 from adaptive_platform.optimizers.rmsprop_warmup import RMSpropWarmup
 from adaptive_platform.optimizers.sgd import SgdConfig
@@ -63,6 +70,23 @@ def test_set_lr_fills_a_tensor_in_place_and_knows_no_scale_by_default() -> None:
     set_lr(optimizer, 0.5)
     assert optimizer.param_groups[0]["lr"] is rate
     assert rate.item() == 0.5
+
+
+def test_weight_decay_moves_where_there_is_some() -> None:
+    optimizer = SgdConfig(weight_decay=1e-4).build(net().named_parameters())
+    set_weight_decay(optimizer, 5e-5)
+    assert [g["weight_decay"] for g in optimizer.param_groups] == [5e-5, 0.0]
+
+
+def test_momentum_moves_also_as_the_first_beta() -> None:
+    param = nn.Parameter(torch.ones(2, 2))
+    lars, adamw = LARS([param], lr=1.0), torch.optim.AdamW([param])
+    for optimizer in (lars, adamw):
+        set_momentum(optimizer, 0.95)
+    assert lars.param_groups[0]["momentum"] == 0.95
+    assert adamw.param_groups[0]["betas"] == (0.95, 0.999)
+    with pytest.raises(UserError, match="Adagrad has no momentum to set"):
+        set_momentum(torch.optim.Adagrad([param]), 0.95)
 
 
 def test_progress_reaches_only_those_who_ask() -> None:

@@ -142,6 +142,8 @@ def test_rounding_never_delays_a_drop(third_of_steps: int, share: float) -> None
     schedule = StepSchedule(fractions=(share,))
     assert schedule.factor(at, horizon) == 0.1
     assert schedule.factor(at - 1, horizon) == 1.0
+    assert 0.07 * 100 > 7  # by rounding
+    assert StepSchedule(fractions=(0.07,)).factor(7.0, 100.0) == 0.1
 
 
 def test_step_defaults_to_goyals_milestones() -> None:

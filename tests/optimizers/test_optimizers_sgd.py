@@ -33,11 +33,25 @@ def test_the_stored_step_form_with_correction_is_the_same() -> None:
     assert torch.allclose(torch.tensor(seen), torch.tensor([-0.1, -0.29, -3.0, -6.439]))
 
 
-def test_nesterov_leaves_the_gradients_of_undecayed_parameters_alone() -> None:
-    bias = nn.Parameter(torch.ones(3))
-    optimizer = SgdConfig(nesterov=True).build([("bias", bias)])
-    assert optimizer.param_groups[0]["foreach"] is False  # on accelerators null would mean true
-    for _ in range(2):
-        bias.grad = torch.full((3,), 2.0)
-        optimizer.step()
-        assert bias.grad.tolist() == [2.0, 2.0, 2.0]
+def test_nesterov_is_torchs_own_form() -> None:
+    layers = [nn.Linear(3, 2) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    ours = SgdConfig(nesterov=True, weight_decay=0.1).build(layers[0].named_parameters())
+    theirs = torch.optim.SGD(
+        [
+            {"params": [layers[1].weight], "weight_decay": 0.1},
+            {"params": [layers[1].bias], "weight_decay": 0.0},
+        ],
+        lr=0.1,
+        momentum=0.9,
+        nesterov=True,
+        foreach=False,
+    )
+    for step in range(5):
+        for layer, optimizer in zip(layers, (ours, theirs), strict=True):
+            torch.manual_seed(step)
+            for param in layer.parameters():
+                param.grad = torch.randn(param.shape)
+            set_lr(optimizer, 0.1 * (step + 1))
+            optimizer.step()
+    torch.testing.assert_close(list(layers[0].parameters()), list(layers[1].parameters()))
