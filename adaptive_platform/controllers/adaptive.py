@@ -108,8 +108,10 @@ class AdaptiveController(Controller):
         self._decided_at = observation.progress.samples
         summary = observation.summary
         if summary.observations < config.min_observations:
-            seen = f"{summary.observations} of {config.min_observations} observations"
-            return settle(observation, batch, f"only {seen}", limits=limits)
+            why = f"only {summary.observations} of {config.min_observations} observations, hold"
+            if summary.observations == 0:
+                why = "no noise estimate, which needs two micro-batches in a step, hold"
+            return settle(observation, batch, why, limits=limits)
         target = self.target(observation)
         if target.batch is None:
             return settle(
