@@ -82,7 +82,11 @@ class Target:
 
 
 class AdaptiveController(Controller):
-    """Steps towards a measured target, no further than the limits allow."""
+    """Steps towards a measured target, no further than the limits allow.
+
+    Among the inputs of its decisions is what it predicts of the chosen batch, to be held against
+    what came: learning per step and per sample, relative to the batch in force.
+    """
 
     def __init__(self, config: AdaptiveConfig) -> None:
         self._config = config
@@ -156,9 +160,12 @@ class AdaptiveController(Controller):
             Candidate(global_batch=goal, note="target within limits"),
             Candidate(global_batch=chosen, note="after pace and hysteresis"),
         )
-        return settle(
-            observation, chosen, why, limits=limits, inputs=target.inputs, candidates=candidates
-        )
+        inputs = {
+            **target.inputs,
+            "predicted_step_gain": observation.summary.gain(chosen, batch),
+            "predicted_sample_gain": observation.summary.efficiency(chosen, batch),
+        }
+        return settle(observation, chosen, why, limits=limits, inputs=inputs, candidates=candidates)
 
     def _pace(self, batch: int, goal: int) -> int:
         """As far towards `goal` as one decision goes, in whole multiples, and at least one."""

@@ -44,6 +44,9 @@ def test_follows_the_noise_scale_and_explains_it() -> None:
     assert decision.reason == "batch 32 -> 50: noise scale 50.4"
     assert decision.inputs["noise_scale"] == 50.4
     assert [c.global_batch for c in decision.candidates] == [32, 50, 50]
+    gain = (50.4 / 32 + 1) / (50.4 / 50 + 1)
+    assert decision.inputs["predicted_step_gain"] == pytest.approx(gain)
+    assert decision.inputs["predicted_sample_gain"] == pytest.approx(gain * 32 / 50)
 
 
 def test_scale_factor_multiplies_the_target() -> None:
