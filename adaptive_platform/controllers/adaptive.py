@@ -42,6 +42,8 @@ class AdaptiveConfig(ControllerConfig):
     """Smallest global batch that may be chosen, in samples. None: what the workers need."""
     max_batch: int | None = Field(default=None, ge=1)
     """Largest global batch that may be chosen, in samples. None: the data set."""
+    max_data_share: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Largest share of the data set that one batch may be; the literature keeps to a tenth."""
     decide_every: Duration = Duration(0.25)
     """Training from one decision to the next, in epochs or samples: steps would mean less and
     less often as the batch grows."""
@@ -130,10 +132,14 @@ class AdaptiveController(Controller):
 
     def bounds(self, observation: Observation) -> Limits:
         """The observation's limits and the controller's own."""
-        low, high = self._config.min_batch, self._config.max_batch
-        if low is None and high is None:
-            return observation.limits
-        return observation.limits.narrowed(low, high)
+        config, limits = self._config, observation.limits
+        high = config.max_batch
+        if config.max_data_share < 1.0:
+            share = max(int(config.max_data_share * limits.dataset_size), 1)
+            high = share if high is None else min(high, share)
+        if config.min_batch is None and high is None:
+            return limits
+        return limits.narrowed(config.min_batch, high)
 
     def _due(self, observation: Observation) -> bool:
         every = self._config.decide_every

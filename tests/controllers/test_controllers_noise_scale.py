@@ -70,6 +70,8 @@ def test_scale_factor_multiplies_the_target() -> None:
         (1.0, {"multiple_of": 12}, 24),
         (1e6, {"max_batch": 40}, 40),
         (1.0, {"min_batch": 20}, 20),
+        (1e6, {"max_data_share": 0.0004}, 40),
+        (1e6, {"max_data_share": 0.0004, "max_batch": 39}, 39),
     ],
 )
 def test_pace_hysteresis_and_rounding(scale: float, config: dict[str, Any], batch: int) -> None:
