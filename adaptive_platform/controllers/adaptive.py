@@ -42,6 +42,8 @@ class AdaptiveConfig(ControllerConfig):
     """Smallest global batch that may be chosen, in samples. None: what the workers need."""
     max_batch: int | None = Field(default=None, ge=1)
     """Largest global batch that may be chosen, in samples. None: the data set."""
+    max_data_share: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Largest share of the data set that one batch may be; the literature keeps to a tenth."""
     decide_every: Duration = Duration(0.25)
     """Training from one decision to the next, in epochs or samples: steps would mean less and
     less often as the batch grows."""
@@ -82,7 +84,11 @@ class Target:
 
 
 class AdaptiveController(Controller):
-    """Steps towards a measured target, no further than the limits allow."""
+    """Steps towards a measured target, no further than the limits allow.
+
+    Among the inputs of its decisions is what it predicts of the chosen batch, to be held against
+    what came: learning per step and per sample, relative to the batch in force.
+    """
 
     def __init__(self, config: AdaptiveConfig) -> None:
         self._config = config
@@ -108,8 +114,10 @@ class AdaptiveController(Controller):
         self._decided_at = observation.progress.samples
         summary = observation.summary
         if summary.observations < config.min_observations:
-            seen = f"{summary.observations} of {config.min_observations} observations"
-            return settle(observation, batch, f"only {seen}", limits=limits)
+            why = f"only {summary.observations} of {config.min_observations} observations, hold"
+            if summary.observations == 0:
+                why = "no noise estimate, which needs two micro-batches in a step, hold"
+            return settle(observation, batch, why, limits=limits)
         target = self.target(observation)
         if target.batch is None:
             return settle(
@@ -124,10 +132,14 @@ class AdaptiveController(Controller):
 
     def bounds(self, observation: Observation) -> Limits:
         """The observation's limits and the controller's own."""
-        low, high = self._config.min_batch, self._config.max_batch
-        if low is None and high is None:
-            return observation.limits
-        return observation.limits.narrowed(low, high)
+        config, limits = self._config, observation.limits
+        high = config.max_batch
+        if config.max_data_share < 1.0:
+            share = max(int(config.max_data_share * limits.dataset_size), 1)
+            high = share if high is None else min(high, share)
+        if config.min_batch is None and high is None:
+            return limits
+        return limits.narrowed(config.min_batch, high)
 
     def _due(self, observation: Observation) -> bool:
         every = self._config.decide_every
@@ -154,9 +166,12 @@ class AdaptiveController(Controller):
             Candidate(global_batch=goal, note="target within limits"),
             Candidate(global_batch=chosen, note="after pace and hysteresis"),
         )
-        return settle(
-            observation, chosen, why, limits=limits, inputs=target.inputs, candidates=candidates
-        )
+        inputs = {
+            **target.inputs,
+            "predicted_step_gain": observation.summary.gain(chosen, batch),
+            "predicted_sample_gain": observation.summary.efficiency(chosen, batch),
+        }
+        return settle(observation, chosen, why, limits=limits, inputs=inputs, candidates=candidates)
 
     def _pace(self, batch: int, goal: int) -> int:
         """As far towards `goal` as one decision goes, in whole multiples, and at least one."""

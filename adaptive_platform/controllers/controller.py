@@ -189,6 +189,19 @@ class ControllerConfig(Variant):
     def build(self) -> Controller:
         """A controller that has seen nothing."""
 
+    def start(self, limits: Limits) -> Decision:
+        """The batch of a new run's first step: `global_batch` as far as the limits allow.
+
+        `changed` says that it could not be had, so that the loop prints why.
+        """
+        batch, stopped = limits.clamp(self.global_batch)
+        why = f", not {self.global_batch}: {stopped}" if stopped else ""
+        return Decision(
+            global_batch=batch,
+            reason=f"batch starts at {batch}" + why,
+            changed=batch != self.global_batch,
+        )
+
 
 def settle(
     observation: Observation,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from adaptive_platform.controllers.controller import (
@@ -42,4 +43,5 @@ class Fixed(Controller):
         batch = observation.global_batch
         if batch == self._batch and observation.limits.allows(batch):
             return self._unchanged
-        return settle(observation, self._batch, "fixed")
+        decision = settle(observation, self._batch, "fixed")
+        return replace(decision, considered=decision.changed)

@@ -72,7 +72,7 @@ class Goodput(AdaptiveController):
         inputs |= {
             "goodput": now.score,
             "best_goodput": best.score,
-            "predicted_gain": gain,
+            "goodput_gain": gain,
             "throughput_fit_error": model.fit_error,
         }
         if gain <= self._min_gain:

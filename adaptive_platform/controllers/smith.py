@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
+from typing_extensions import Self
 
 from adaptive_platform.controllers.controller import (
     Controller,
@@ -45,6 +46,15 @@ class SmithConfig(ControllerConfig):
         if values[0] <= 0 or any(a >= b for a, b in itertools.pairwise(values)):
             raise ValueError("decays must be above 0 and rise")
         return decays
+
+    @model_validator(mode="after")
+    def _check_max_batch(self) -> Self:
+        if self.max_batch is not None and self.max_batch < self.global_batch:
+            raise ValueError(
+                f"max_batch {self.max_batch} is below global_batch {self.global_batch}: "
+                "raise the one or lower the other"
+            )
+        return self
 
     def build(self) -> Smith:
         """A controller that has seen nothing."""

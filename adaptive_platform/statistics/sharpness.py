@@ -64,7 +64,9 @@ def sharpness(
         raise ValueError(f"the loss at the given parameters is {base}: there is nothing to compare")
     coordinates = parameters
     if directions is not None:
-        coordinates = np.asarray(np.linalg.lstsq(directions, parameters)[0], dtype=np.float64)
+        coordinates = np.asarray(
+            np.linalg.lstsq(directions, parameters, rcond=None)[0], dtype=np.float64
+        )
     half_width = epsilon * (np.abs(coordinates) + 1.0)
     highest = base
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import pytest
@@ -125,6 +126,7 @@ def replay(config: ControllerConfig, run: list[Met], restart_at: int = -1) -> li
         )
         assert math.isfinite(controller.lr_factor)
         assert controller.lr_factor >= 0
+        assert 0 <= controller.adversarial_fraction <= 1
         assert decision.changed == (decision.global_batch != batch)
         batch = decision.global_batch
         decisions.append(decision)
@@ -163,6 +165,39 @@ def test_decisions_repeat_also_after_a_restart(
     straight = replay(config, run)
     assert replay(config, run) == straight
     assert replay(config, run, restart_at) == straight
+
+
+def declared(config: ControllerConfig, met: Met) -> Met:
+    """What is left of an observation when only what the controller needs was measured."""
+    summary, bounds, model = met
+    needs = config.needs
+    if not needs & {"noise", "layers"}:
+        summary = replace(summary, noise_trace=None, signal_sqnorm=None, observations=0)
+    if "layers" not in needs:
+        summary = replace(summary, gsnr=None)
+    if "hessian" not in needs:
+        summary = replace(summary, hessian_top_eigenvalue=None)
+    return summary, bounds, model if "throughput" in needs else None
+
+
+@pytest.mark.parametrize("kind", CONTROLLERS)
+@settings(max_examples=30, deadline=None)
+@given(run=runs(), start=st.integers(1, 300))
+def test_controllers_read_only_what_they_say_they_need(
+    kind: str, run: list[Met], start: int
+) -> None:
+    config = controller_of(kind, global_batch=start, **EAGER)
+    bare = replay(config, [declared(config, met) for met in run])
+    assert [d.global_batch for d in replay(config, run)] == [d.global_batch for d in bare]
+
+
+@pytest.mark.parametrize("kind", CONTROLLERS)
+@settings(max_examples=30, deadline=None)
+@given(bounds=limits(), start=st.integers(1, 3000))
+def test_the_first_batch_is_within_the_limits(kind: str, bounds: Limits, start: int) -> None:
+    decision = controller_of(kind, global_batch=start).start(bounds)
+    assert bounds.allows(decision.global_batch)
+    assert decision.changed == (decision.global_batch != start)
 
 
 @pytest.mark.parametrize("kind", CONTROLLERS)

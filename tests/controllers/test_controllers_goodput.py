@@ -64,7 +64,7 @@ def test_it_finds_the_best_batch() -> None:
     best = max(range(100, 20_001), key=lambda batch: goodput(batch, limits))
     assert decision.changed
     assert goodput(decision.global_batch, limits) >= 0.995 * goodput(best, limits)
-    assert decision.inputs["predicted_gain"] == pytest.approx(
+    assert decision.inputs["goodput_gain"] == pytest.approx(
         goodput(decision.global_batch, limits) / goodput(100, limits) - 1
     )
 

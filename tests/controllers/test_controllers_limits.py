@@ -93,9 +93,19 @@ def test_settle_explains_a_change_and_a_stay() -> None:
     assert stay.reason == "batch stays 8: noise"
 
 
+def test_a_start_that_cannot_be_had_says_so() -> None:
+    asked = FixedConfig(global_batch=64)
+    start = asked.start(Limits(dataset_size=20))
+    assert (start.global_batch, start.changed) == (20, True)
+    assert start.reason == "batch starts at 20, not 64: the data size of 20 caps the batch"
+    had = asked.start(Limits(dataset_size=100))
+    assert (had.global_batch, had.changed) == (64, False)
+
+
 def test_fixed_returns_to_its_batch_when_the_limits_allow() -> None:
     controller = FixedConfig(global_batch=8).build()
     tight, wide = Limits(dataset_size=100, world_size=9), Limits(dataset_size=100)
     assert controller.decide(observed(8, tight)).global_batch == 9
     assert controller.decide(observed(9, wide)).global_batch == 8
     assert not controller.decide(observed(8, wide)).considered
+    assert not controller.decide(observed(9, tight)).considered

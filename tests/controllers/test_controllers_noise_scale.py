@@ -44,6 +44,9 @@ def test_follows_the_noise_scale_and_explains_it() -> None:
     assert decision.reason == "batch 32 -> 50: noise scale 50.4"
     assert decision.inputs["noise_scale"] == 50.4
     assert [c.global_batch for c in decision.candidates] == [32, 50, 50]
+    gain = (50.4 / 32 + 1) / (50.4 / 50 + 1)
+    assert decision.inputs["predicted_step_gain"] == pytest.approx(gain)
+    assert decision.inputs["predicted_sample_gain"] == pytest.approx(gain * 32 / 50)
 
 
 def test_scale_factor_multiplies_the_target() -> None:
@@ -67,6 +70,8 @@ def test_scale_factor_multiplies_the_target() -> None:
         (1.0, {"multiple_of": 12}, 24),
         (1e6, {"max_batch": 40}, 40),
         (1.0, {"min_batch": 20}, 20),
+        (1e6, {"max_data_share": 0.0004}, 40),
+        (1e6, {"max_data_share": 0.0004, "max_batch": 39}, 39),
     ],
 )
 def test_pace_hysteresis_and_rounding(scale: float, config: dict[str, Any], batch: int) -> None:

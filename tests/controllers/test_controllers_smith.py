@@ -78,6 +78,7 @@ def test_a_capped_batch_never_changes_again_and_the_rate_decays() -> None:
         {"decays": ("2 epochs", "1 epochs")},
         {"decays": ("1 epochs", "10 steps")},
         {"decays": ("1 epochs",), "factor": 1.0},
+        {"decays": ("1 epochs",), "max_batch": 7},
     ],
 )
 def test_senseless_settings_are_refused(fields: dict[str, Any]) -> None:

@@ -68,6 +68,15 @@ def test_worked_example_of_adascale() -> None:
     assert summary.gain(4, 1) == pytest.approx(1.4)
 
 
+def test_worked_example_that_fairscale_and_adaptdl_agree_on() -> None:
+    # Scale 8 over 4 gradients: each is the mean of two base batches, here of one sample.
+    gradients = torch.tensor([[1.0, 0.0], [3.0, 0.0], [1.0, 2.0], [3.0, 2.0]])
+    summary = estimate(moments_of(gradients.repeat_interleave(2, dim=0), [2] * 4))
+    assert summary.noise_trace == pytest.approx(16 / 3)
+    assert summary.signal_sqnorm == pytest.approx(13 / 3)
+    assert summary.gain(8, 1) == pytest.approx(1.933333, abs=1e-6)
+
+
 def test_identical_gradients_have_no_noise() -> None:
     summary = estimate(moments_of(torch.ones(8, 3), [2] * 4))
     assert summary.noise_trace == pytest.approx(0, abs=1e-6)

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adaptive_platform.summary import GradientSummary
+
+size = st.integers(1, 10**6)
+anything = st.floats(-1e300, 1e300)
+
+
+@given(anything, anything, size, size)
+def test_every_reading_is_finite(noise: float, signal: float, batch: int, base: int) -> None:
+    summary = GradientSummary(noise_trace=noise, signal_sqnorm=signal, observations=1)
+    assert summary.noise_scale is None or math.isfinite(summary.noise_scale)
+    low, high = sorted((1.0, batch / base))
+    assert low * (1 - 1e-9) <= summary.gain(batch, base) <= high * (1 + 1e-9)
+
+
+@given(st.floats(1e-6, 1e6), st.floats(1e-6, 1e6), size, size)
+def test_readings_are_ratios_so_the_loss_scale_cancels(
+    noise: float, signal: float, batch: int, base: int
+) -> None:
+    one = GradientSummary(noise_trace=noise, signal_sqnorm=signal, observations=1)
+    scaled = GradientSummary(noise_trace=256 * noise, signal_sqnorm=256 * signal, observations=1)
+    assert scaled.noise_scale == one.noise_scale
+    assert scaled.gain(batch, base) == pytest.approx(one.gain(batch, base))
+    assert one.noise_scale is not None
+    expected = (one.noise_scale + base) / (one.noise_scale + batch)
+    assert one.efficiency(batch, base) == pytest.approx(expected)
