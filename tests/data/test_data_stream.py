@@ -201,16 +201,13 @@ def test_a_slow_read_ends_the_run_at_the_time_limit():
     class Stuck(Counting):
         def __getitem__(self, index):
             if torch.utils.data.get_worker_info() is not None:
-                time.sleep(60)
+                time.sleep(1.5)
             return super().__getitem__(index)
 
     config = PythonConfig(decode_workers=1, decode_timeout_seconds=0.2)
     (worker,) = streams(wrap_dataset(Stuck(20)).train, config, 1)
-    before = set(multiprocessing.active_children())
     with pytest.raises(RunFailedError, match=r"timed out.*data\.decode_timeout_seconds \(0\.2\)"):
         worker.take(0, 0, 8, minimum=1, microbatch=8)
-    for process in set(multiprocessing.active_children()) - before:
-        process.kill()
     worker.close()
 
 
