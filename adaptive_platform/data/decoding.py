@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from adaptive_platform.data.augmentation import is_random, normalized, transform
 from adaptive_platform.data.broken import BrokenSample
 from adaptive_platform.data.images import BrokenImageError, to_rgb
 from adaptive_platform.data.order import sample_seeds
+from adaptive_platform.data.randomness import SampleRandomness
 from adaptive_platform.data.samples import InMemoryImages, Samples
 from adaptive_platform.data.sources import DataConfig
 from adaptive_platform.errors import DataError
@@ -87,12 +88,10 @@ class Decoder:
             index = torch.from_numpy(ids)
             return Decoded(ids, self._ready.pixels[index], self._ready.labels[index], [])
         if not self._seeded:
-            return self._read(ids, None)
-        before = torch.get_rng_state()
-        try:
-            return self._read(ids, sample_seeds(self._seed, epoch, ids))
-        finally:
-            torch.set_rng_state(before)
+            return self._read(ids, lambda k: None)
+        with SampleRandomness(foreign=self.samples.reads_randomly) as randomness:
+            seeds = sample_seeds(self._seed, epoch, ids)
+            return self._read(ids, lambda k: randomness.seed(seeds[k]))
 
     def batch(self, decoded: Decoded, start: int, stop: int) -> MicroBatch:
         """Stack and normalize samples [start, stop) of what was decoded.
@@ -109,14 +108,13 @@ class Decoder:
             ids=torch.from_numpy(decoded.ids[start:stop].copy()),
         )
 
-    def _read(self, ids: NDArray[np.int64], seeds: list[int] | None) -> Decoded:
+    def _read(self, ids: NDArray[np.int64], begin: Callable[[int], None]) -> Decoded:
         kept: list[int] = []
         inputs: list[Tensor] = []
         targets: list[Tensor] = []
         broken: list[BrokenSample] = []
         for k, index in enumerate(ids.tolist()):
-            if seeds is not None:
-                torch.default_generator.manual_seed(seeds[k])
+            begin(k)
             try:
                 image, label = self.samples[index]
                 inputs.append(self._prepared(image))

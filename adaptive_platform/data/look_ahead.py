@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -193,14 +194,18 @@ def _unchanged(item: Any) -> Any:
 
 
 def _leave_signals_to_the_parent(worker: int) -> None:
-    """Ctrl-C and handlers inherited from the training process are not for decode processes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _outlive_one_sigterm)
+    """End when the training process says so, not when its group is signalled.
 
-
-def _outlive_one_sigterm(number: int, frame: Any) -> None:
-    """A scheduler may signal the whole group, and the training process needs samples to finish.
-
-    A second signal ends this process; without a parent it ends by itself.
+    Ctrl-C, or a scheduler's SIGTERM to the whole group, asks the training process to finish its
+    step and save, for which it still needs samples. Without a parent this process ends by itself.
     """
-    signal.signal(number, lambda *_: os._exit(0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):  # not on macOS, where SIGTERM keeps ending this process
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_by_the_parent, daemon=True).start()
+
+
+def _end_by_the_parent() -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)

@@ -70,6 +70,13 @@ class ParquetConfig(DataConfig):
             held_out = self._read("data.eval", self.eval, self.eval_limit)
         named = self.class_names or train.class_names
         classes = _classes(named, train)
+        other = held_out.class_names if held_out else None
+        if self.class_names is None and other is not None and other != classes:
+            raise DataError(
+                f"data.eval = {self.eval}: its class names ({_some(other)}) are not those of "
+                f"data.train ({_some(classes)}), so the numbers mean other classes. Give "
+                "data.class_names if they are the same."
+            )
         notes: list[str] = []
         parts = [
             self._samples(part, classes, named is not None, notes) if part else None
@@ -82,12 +89,54 @@ class ParquetConfig(DataConfig):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        files = _parquet_files(field, path)
         columns = [self.image_column, self.label_column]
-        tables: list[Any] = []
+        plan, class_names, total_bytes = self._plan(field, path, limit)
+        in_memory = total_bytes <= self.memory_limit_mb * 10**6
+        if not in_memory and self.cache_dir is None:
+            raise DataError(
+                f"{field} = {path}: {total_bytes / 1e6:.0f} MB of images, more than "
+                f"data.memory_limit_mb = {self.memory_limit_mb}. Raise it, set data.cache_dir to a "
+                "folder with that much free space, or read fewer rows with data.limit."
+            )
+        tables = []
+        try:
+            for name, groups, rows in plan:
+                if in_memory:
+                    with pq.ParquetFile(name) as opened:
+                        table = opened.read_row_groups(groups, columns=columns)
+                    tables.append(table.slice(0, rows))
+                else:
+                    assert self.cache_dir is not None
+                    tables.append(mapped_copy(name, groups, rows, columns, self.cache_dir))
+            images = _joined(tables, self.image_column)
+            labels = _joined(tables, self.label_column)
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"{field} = {path}: can't be read ({error}).") from error
+        return _Table(
+            field=field,
+            files=[name for name, _, _ in plan],
+            starts=np.cumsum([0] + [len(table) for table in tables]).tolist(),
+            images=images,
+            labels=labels,
+            class_names=class_names,
+        )
+
+    def _plan(
+        self, field: str, path: str, limit: int | None
+    ) -> tuple[list[tuple[str, list[int], int]], tuple[str, ...] | None, int]:
+        """Look at the headers of the files.
+
+        Returns:
+            File, row groups and rows to use of each; class names of the first; bytes to hold.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        columns = [self.image_column, self.label_column]
         plan: list[tuple[str, list[int], int]] = []
+        class_names = None
         total_bytes, missing = 0, limit
-        for name in files:
+        for name in _parquet_files(field, path):
             try:
                 opened = pq.ParquetFile(name)
             except (OSError, pa.ArrowException) as error:
@@ -108,34 +157,7 @@ class ParquetConfig(DataConfig):
                     break
         if not sum(rows for _, _, rows in plan):
             raise DataError(f"{field} = {path}: there are no rows in it. Name another file.")
-        in_memory = total_bytes <= self.memory_limit_mb * 10**6
-        if not in_memory and self.cache_dir is None:
-            raise DataError(
-                f"{field} = {path}: {total_bytes / 1e6:.0f} MB of images, more than "
-                f"data.memory_limit_mb = {self.memory_limit_mb}. Raise it, set data.cache_dir to a "
-                "folder with that much free space, or read fewer rows with data.limit."
-            )
-        try:
-            if in_memory:
-                for name, groups, rows in plan:
-                    with pq.ParquetFile(name) as opened:
-                        table = opened.read_row_groups(groups, columns=columns)
-                    tables.append(table.slice(0, rows))
-            else:
-                assert self.cache_dir is not None
-                tables = [mapped_copy(*part, columns, self.cache_dir) for part in plan]
-            images = _joined(tables, self.image_column)
-            labels = _joined(tables, self.label_column)
-        except (OSError, pa.ArrowException) as error:
-            raise DataError(f"{field} = {path}: can't be read ({error}).") from error
-        return _Table(
-            field=field,
-            files=[name for name, _, _ in plan],
-            starts=np.cumsum([0] + [len(table) for table in tables]).tolist(),
-            images=images,
-            labels=labels,
-            class_names=class_names,
-        )
+        return plan, class_names, total_bytes
 
     def _check_schema(self, field: str, name: str, schema: Any) -> None:
         import pyarrow.types as kinds
@@ -342,6 +364,10 @@ def _numbered(
                 "0; mend the labels or data.class_names."
             )
     return numbers, unlabelled, unknown
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
 def _is_bytes(kind: Any) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from adaptive_platform.data.images import FALLBACK_IMAGE_SIZE, BrokenImageError
+from adaptive_platform.data.randomness import SampleRandomness
 from adaptive_platform.data.samples import Samples
 from adaptive_platform.data.sources import DataConfig, DataSource
 from adaptive_platform.errors import DataError
@@ -77,7 +78,8 @@ class _Wrapped(Samples):
             )
         if len(dataset) == 0:
             raise DataError(f"{name}: the data set is empty. Give it at least one sample.")
-        self.image_size = self._probed_size()
+        with SampleRandomness(foreign=True):
+            self.image_size = self._probed_size()
 
     def __len__(self) -> int:
         return len(self._dataset)

@@ -44,6 +44,15 @@ def test_class_names_from_the_hub_from_a_list_and_from_the_option(tmp_path, writ
         assert chosen.classes == ("a", "b", "c", "d")
 
 
+def test_other_class_names_in_the_held_out_part_are_refused(tmp_path, write_parquet):
+    train = write_parquet(tmp_path / "t.parquet", ROWS, metadata={"class_names": "a,b,c"})
+    held_out = write_parquet(tmp_path / "e.parquet", ROWS, metadata={"class_names": "c,b,a"})
+    with pytest.raises(DataError, match=r"class names \(c, b, a\) are not those of .*\(a, b, c\)"):
+        ParquetConfig(train=str(train), eval=str(held_out)).open()
+    chosen = ParquetConfig(train=str(train), eval=str(held_out), class_names=("x", "y", "z"))
+    assert chosen.open().classes == ("x", "y", "z")
+
+
 def test_text_labels_are_numbered_by_name_and_unknown_ones_counted(tmp_path, write_parquet):
     names = ["dog", "ant", "cat"]
     train = write_parquet(tmp_path / "t.parquet", [(image, names[k]) for image, k in ROWS])

@@ -1,3 +1,5 @@
+import random
+
 import numpy as np
 import pytest
 import torch
@@ -78,13 +80,18 @@ def test_damaged_samples_are_broken_and_mistakes_are_passed_on():
         all_of(Items([(row, 0), KeyError("a slip in the data set")]))
 
 
-def test_random_transforms_of_the_data_set_follow_the_seed():
+@pytest.mark.parametrize(
+    "number", [lambda: torch.randn(1).item(), random.random, np.random.random_sample]
+)
+def test_random_transforms_of_the_data_set_follow_the_seed(number):
     class Noisy(Items):
         def __getitem__(self, index):
-            return torch.randn(3), index
+            return torch.tensor([number()]), index
 
     def draw(global_seed, epoch):
         torch.manual_seed(global_seed)
+        random.seed(global_seed)
+        np.random.seed(global_seed)
         stream = SampleStream(wrap_dataset(Noisy([0] * 6)).train, PythonConfig(), 4, 0, 1)
         (batch,) = stream.take(epoch, 0, 6, minimum=1, microbatch=9).microbatches
         return batch.inputs[torch.argsort(batch.ids)]

@@ -60,6 +60,11 @@ def test_a_workers_stream_does_not_depend_on_the_batch(world, batches):
         assert stream == [p for p in range(cursor) if p % world == rank]
 
 
+def test_fewer_samples_than_workers_stay_on_the_stream():
+    shares = [positions_of(rank, 4, 6, 2, minimum=1).tolist() for rank in range(4)]
+    assert shares == [[], [], [6], [7]]
+
+
 def test_five_samples_on_three_workers_with_batch_norm_leave_one_out_of_the_step():
     shares = [positions_of(rank, 3, 10, 5, minimum=2).tolist() for rank in range(3)]
     assert shares == [[10, 12, 14], [11, 13], []]

@@ -2,6 +2,8 @@ import io
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -178,14 +180,25 @@ def decoding(decode_workers=2):
     return worker, set(multiprocessing.active_children()) - before
 
 
-def test_decode_processes_outlive_the_signal_that_lets_training_finish_its_step():
+def test_decode_processes_outlive_signals_to_the_group_so_that_a_step_can_finish():
     worker, processes = decoding()
     for process in processes:
-        os.kill(process.pid, signal.SIGTERM)
-        os.kill(process.pid, signal.SIGINT)
+        subprocess.run(["/bin/sh", "-c", f"kill -TERM {process.pid}; kill -INT {process.pid}"])
     shares = run([worker], 4000, [100], cursor=8, stop=1008)
     assert ids_of(shares) == global_order(0, 0, 4000)[8:1008].tolist()
     worker.close()
+
+
+def test_a_training_process_that_never_closes_its_stream_still_ends():
+    code = (
+        "from adaptive_platform.data import SampleStream\n"
+        "from adaptive_platform.data.synthetic import SyntheticConfig\n"
+        "config = SyntheticConfig(samples=99, decode_workers=2)\n"
+        "kept = SampleStream(config.open().train, config, 0, 0, 1)\n"
+        "kept.cycle = kept, kept.take(0, 0, 8, 1, 8)\n"
+        "raise SystemExit(7)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 7
 
 
 def test_a_killed_decode_process_ends_the_run_with_a_cause():
@@ -201,16 +214,13 @@ def test_a_slow_read_ends_the_run_at_the_time_limit():
     class Stuck(Counting):
         def __getitem__(self, index):
             if torch.utils.data.get_worker_info() is not None:
-                time.sleep(60)
+                time.sleep(1.5)
             return super().__getitem__(index)
 
     config = PythonConfig(decode_workers=1, decode_timeout_seconds=0.2)
     (worker,) = streams(wrap_dataset(Stuck(20)).train, config, 1)
-    before = set(multiprocessing.active_children())
     with pytest.raises(RunFailedError, match=r"timed out.*data\.decode_timeout_seconds \(0\.2\)"):
         worker.take(0, 0, 8, minimum=1, microbatch=8)
-    for process in set(multiprocessing.active_children()) - before:
-        process.kill()
     worker.close()
 
 
