@@ -6,18 +6,27 @@ from typing import TYPE_CHECKING
 
 from adaptive_platform.collectives.failure import CollectiveError
 from adaptive_platform.collectives.groups import Membership, ProcessGroups
+from adaptive_platform.collectives.halving_doubling import HalvingDoublingConfig
+from adaptive_platform.collectives.hierarchical import HierarchicalConfig
+from adaptive_platform.collectives.hybrid import HybridConfig
 from adaptive_platform.collectives.ordered import Pending
+from adaptive_platform.collectives.parameter_server import ParameterServerConfig
 from adaptive_platform.collectives.plan import Phase, Plan, ReducerConfig
 from adaptive_platform.collectives.reducer import Reducer
 from adaptive_platform.collectives.ring import RingConfig
 from adaptive_platform.collectives.simulate import Simulation, simulate
 from adaptive_platform.collectives.torus import TorusConfig
+from adaptive_platform.collectives.tree import TreeConfig
 from adaptive_platform.settings import import_variants, union_of
 
 __all__ = [
     "AnyReducer",
     "CollectiveError",
+    "HalvingDoublingConfig",
+    "HierarchicalConfig",
+    "HybridConfig",
     "Membership",
+    "ParameterServerConfig",
     "Pending",
     "Phase",
     "Plan",
@@ -27,6 +36,7 @@ __all__ = [
     "RingConfig",
     "Simulation",
     "TorusConfig",
+    "TreeConfig",
     "simulate",
 ]
 
