@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from adaptive_platform.collectives.cost import Link, Links, cheapest, cost, exposed_seconds
 from adaptive_platform.collectives.failure import CollectiveError
 from adaptive_platform.collectives.groups import Membership, ProcessGroups
 from adaptive_platform.collectives.halving_doubling import HalvingDoublingConfig
@@ -25,6 +26,8 @@ __all__ = [
     "HalvingDoublingConfig",
     "HierarchicalConfig",
     "HybridConfig",
+    "Link",
+    "Links",
     "Membership",
     "ParameterServerConfig",
     "Pending",
@@ -37,6 +40,9 @@ __all__ = [
     "Simulation",
     "TorusConfig",
     "TreeConfig",
+    "cheapest",
+    "cost",
+    "exposed_seconds",
     "simulate",
 ]
 
