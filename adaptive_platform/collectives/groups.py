@@ -134,13 +134,17 @@ class ProcessGroups:
         others = [r for r in range(self._membership.world_size) if r != self._membership.rank]
 
         def ask() -> tuple[int, ...]:
-            deadline = Deadline(seconds)
+            deadline, last_answer = Deadline(seconds), 0.0
             self._store.set(f"failed/{self._membership.rank}", "1")
-            while not self._store.check([f"failed/{rank}" for rank in others]):
-                if deadline.elapsed_seconds >= seconds:
-                    break
+            silent = others
+            while silent and deadline.elapsed_seconds < seconds:
+                left = [rank for rank in silent if not self._store.check([f"failed/{rank}"])]
+                if len(left) < len(silent):
+                    silent, last_answer = left, deadline.elapsed_seconds
+                elif deadline.elapsed_seconds - last_answer > seconds / 4:
+                    break  # failures spread in milliseconds; who is silent now stays silent
                 time.sleep(0.02)
-            return tuple(rank for rank in others if not self._store.check([f"failed/{rank}"]))
+            return tuple(silent)
 
         try:
             return _bounded(ask, seconds + 1.0)

@@ -23,6 +23,7 @@ from adaptive_platform.collectives.plan import Plan, ReducerConfig
 __all__ = ["Reducer"]
 
 _ROLL_CALL_SECONDS = 1.0
+"""Part of the time limit kept for asking who is still there."""
 
 
 class Reducer:
@@ -58,6 +59,7 @@ class Reducer:
         self._plans = config.plans(membership.world_size, membership.node_of_rank)
         self._seconds = 0.0
         self._bytes_sent = 0
+        self._roll_call_seconds = min(_ROLL_CALL_SECONDS, config.timeout_seconds / 4)
         self._failure: CollectiveError | None = None
         self._closed = False
         self._groups: ProcessGroups | None = None
@@ -226,7 +228,7 @@ class Reducer:
                 self._config.timeout_seconds,
             )
         except LinkError as error:
-            trouble = error.with_traceback(None)
+            trouble = error.bare()
         if trouble is not None:
             raise self._error(trouble, limit, trouble.peers)
         assert self._groups is not None
@@ -275,19 +277,17 @@ class Reducer:
         """Run one operation; on failure close the groups, see who is left, and raise."""
         if self._failure is not None:
             raise self._failure
-        limit = Deadline(self._config.timeout_seconds)
+        limit = Deadline(self._config.timeout_seconds - self._roll_call_seconds)
         trouble: LinkError | None = None
         try:
             act(limit)
         except LinkError as error:
-            # Without its traceback, whose frames hold groups and buffers: connections close when
-            # the last reference goes, and only then do the other workers notice.
-            trouble = error.with_traceback(None)
+            trouble = error.bare()
         if trouble is None:
             return
         assert self._groups is not None
         self._groups.close(broken=True)
-        silent = self._groups.roll_call(min(_ROLL_CALL_SECONDS, self._config.timeout_seconds))
+        silent = self._groups.roll_call(self._roll_call_seconds)
         named = tuple(peer for peer in trouble.peers if peer in silent) or silent or trouble.peers
         self._failure = self._error(trouble, limit, named)
         raise self._failure
