@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from adaptive_platform.collectives.auto import AutoConfig
+from adaptive_platform.collectives.calibrate import Timing, fit_link, time_reductions
 from adaptive_platform.collectives.cost import Link, Links, cheapest, cost, exposed_seconds
 from adaptive_platform.collectives.failure import CollectiveError
 from adaptive_platform.collectives.groups import Membership, ProcessGroups
@@ -22,6 +24,7 @@ from adaptive_platform.settings import import_variants, union_of
 
 __all__ = [
     "AnyReducer",
+    "AutoConfig",
     "CollectiveError",
     "HalvingDoublingConfig",
     "HierarchicalConfig",
@@ -38,12 +41,15 @@ __all__ = [
     "ReducerConfig",
     "RingConfig",
     "Simulation",
+    "Timing",
     "TorusConfig",
     "TreeConfig",
     "cheapest",
     "cost",
     "exposed_seconds",
+    "fit_link",
     "simulate",
+    "time_reductions",
 ]
 
 import_variants(__name__)

@@ -83,6 +83,11 @@ class Reducer:
         return self._membership.world_size
 
     @property
+    def device(self) -> torch.device:
+        """Where buffers live."""
+        return self._device
+
+    @property
     def plan(self) -> Plan:
         """What `start` does with the largest buffers."""
         return self._plans[-1][1]
