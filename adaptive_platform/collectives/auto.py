@@ -48,7 +48,9 @@ class AutoConfig(MessagesConfig):
 
     def plans(self, world_size: int, node_of_rank: Sequence[str] | None = None) -> PlanTable:
         """The cheapest plan up to each limit; neighbours with the same plan are merged."""
-        plans = {name: _KINDS[name]().plan(world_size, node_of_rank) for name in self.candidates}
+        plans: dict[str, Plan] = {
+            name: _KINDS[name]().plan(world_size, node_of_rank) for name in self.candidates
+        }
         choices = [(size, cheapest(plans, size, self.links, node_of_rank)) for size in _SIZES]
         runs = [(name, list(run)) for name, run in groupby(choices, key=lambda choice: choice[1])]
         limits = [run[-1][0] for _, run in runs[:-1]] + [float("inf")]
