@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from adaptive_platform.errors import RunFailedError
@@ -42,7 +43,7 @@ class CollectiveError(RunFailedError):
         """What the backend said."""
         who = ", ".join(str(peer) for peer in self.peers)
         lost = f"; no answer from worker{'s' if len(self.peers) > 1 else ''} {who}" if who else ""
-        said = f". Cause: {reason.strip().rstrip('.')}" if reason else ""
+        said = f". Cause: {_plain(reason)}" if reason else ""
         super().__init__(
             f"{operation} in {group} failed on worker {rank} of {world_size} (generation "
             f"{generation}) after {after_seconds:.1f} s, limit {timeout_seconds:g} s{lost}{said}."
@@ -61,3 +62,18 @@ class LinkError(RuntimeError):
         self.peers = tuple(peers)
         self.reason = reason
         super().__init__(f"{operation} in {group}: {reason}")
+
+    def bare(self) -> LinkError:
+        """The same error without tracebacks, whose frames hold process groups and buffers.
+
+        Connections close when the last reference goes; only then do the other workers notice.
+        """
+        self.__context__ = None
+        return self.with_traceback(None)
+
+
+def _plain(reason: str) -> str:
+    """Gloo's message without source position, advice and greetings."""
+    first = (reason.strip().splitlines() or [""])[0]
+    first = re.sub(r"\[[^\]]*\.(?:cc|cpp|h):\d+\]\s*", "", first)
+    return first.split(" This is typically")[0].strip().rstrip(".")

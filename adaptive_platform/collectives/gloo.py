@@ -29,6 +29,7 @@ class GlooExecutor(Executor):
 
     Args:
         plan: What `reduce` does.
+        plan_index: Which of the plans of `groups` it is.
         groups: Connections for it.
         rank: This worker.
         segment_bytes: Largest point-to-point message.
@@ -38,12 +39,14 @@ class GlooExecutor(Executor):
     def __init__(
         self,
         plan: Plan,
+        plan_index: int,
         groups: ProcessGroups,
         rank: int,
         segment_bytes: int,
         in_flight: int = 4,
     ) -> None:
         self._plan = plan
+        self._plan_index = plan_index
         self._groups = groups
         self._rank = rank
         self._segment_bytes = segment_bytes
@@ -56,7 +59,7 @@ class GlooExecutor(Executor):
         """Phase by phase; a phase without elements is left out by all its workers alike."""
         spans = self._spans(buffer.numel())
         for index, (phase, span) in enumerate(zip(self._plan.phases, spans, strict=True)):
-            group = self._groups.of_phase[index]
+            group = self._groups.of_phase(self._plan_index, index)
             if group is None or span.length == 0:
                 continue
             if phase.op is Op.ALL_REDUCE and phase.algorithm is Algorithm.RING:

@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from adaptive_platform.collectives.deadline import Deadline
 from adaptive_platform.collectives.failure import LinkError
-from adaptive_platform.collectives.plan import Plan
+from adaptive_platform.collectives.plan import Phase, Plan
 
 __all__ = ["Group", "Membership", "ProcessGroups"]
 
@@ -67,7 +67,7 @@ class ProcessGroups:
 
     Args:
         membership: Who takes part; at least two workers.
-        plan: Whose phases need groups.
+        plans: Whose phases need groups; the groups they share are built once.
         device: `cpu` builds Gloo groups, `cuda` NCCL groups.
         timeout_seconds: Limit for building everything, and of each operation later.
 
@@ -77,7 +77,11 @@ class ProcessGroups:
     """
 
     def __init__(
-        self, membership: Membership, plan: Plan, device: torch.device, timeout_seconds: float
+        self,
+        membership: Membership,
+        plans: Sequence[Plan],
+        device: torch.device,
+        timeout_seconds: float,
     ) -> None:
         self._membership = membership
         # A store client serves one caller at a time, and others may wait on theirs for long.
@@ -91,14 +95,10 @@ class ProcessGroups:
         try:
             self._meet(deadline)
             self._world: Group | None = self._build("world", 0, everyone, timeout_seconds, deadline)
-            self._of_phase: tuple[Group | None, ...] = tuple(
-                None
-                if (place := phase.place(membership.rank)) is None
-                else self._build(
-                    phase.axis.value, place[0], phase.groups[place[0]], timeout_seconds, deadline
-                )
-                for phase in plan.phases
-            )
+            self._of_plan = [
+                [self._join(phase, timeout_seconds, deadline) for phase in plan.phases]
+                for plan in plans
+            ]
         except BaseException:
             self.close(broken=True)
             raise
@@ -109,10 +109,9 @@ class ProcessGroups:
         assert self._world is not None, "used after close"
         return self._world
 
-    @property
-    def of_phase(self) -> tuple[Group | None, ...]:
-        """This worker's group in each phase of the plan; None where it has none."""
-        return self._of_phase
+    def of_phase(self, plan: int, phase: int) -> Group | None:
+        """This worker's group in a phase of the plan with that index; None where it has none."""
+        return self._of_plan[plan][phase]
 
     def close(self, *, broken: bool = False) -> None:
         """Drop the connections; peers in the middle of an operation see it fail at once.
@@ -128,20 +127,24 @@ class ProcessGroups:
                     group.backend.shutdown()
         self._built.clear()
         self._world = None
-        self._of_phase = ()
+        self._of_plan = []
 
     def roll_call(self, seconds: float) -> tuple[int, ...]:
         """After a failure: tell the others, and find out who does not answer within `seconds`."""
         others = [r for r in range(self._membership.world_size) if r != self._membership.rank]
 
         def ask() -> tuple[int, ...]:
-            deadline = Deadline(seconds)
+            deadline, last_answer = Deadline(seconds), 0.0
             self._store.set(f"failed/{self._membership.rank}", "1")
-            while not self._store.check([f"failed/{rank}" for rank in others]):
-                if deadline.elapsed_seconds >= seconds:
-                    break
+            silent = others
+            while silent and deadline.elapsed_seconds < seconds:
+                left = [rank for rank in silent if not self._store.check([f"failed/{rank}"])]
+                if len(left) < len(silent):
+                    silent, last_answer = left, deadline.elapsed_seconds
+                elif deadline.elapsed_seconds - last_answer > seconds / 4:
+                    break  # failures spread in milliseconds; who is silent now stays silent
                 time.sleep(0.02)
-            return tuple(rank for rank in others if not self._store.check([f"failed/{rank}"]))
+            return tuple(silent)
 
         try:
             return _bounded(ask, seconds + 1.0)
@@ -165,6 +168,13 @@ class ProcessGroups:
             missing = [other for other, key in enumerate(keys) if not self._store.check([key])]
             reason = f"they have not joined ({_first_line(error)})"
             raise LinkError("join", "world", missing, reason) from None
+
+    def _join(self, phase: Phase, timeout_seconds: float, deadline: Deadline) -> Group | None:
+        place = phase.place(self._membership.rank)
+        if place is None:
+            return None
+        ranks = phase.groups[place[0]]
+        return self._build(phase.axis.value, place[0], ranks, timeout_seconds, deadline)
 
     def _build(
         self,

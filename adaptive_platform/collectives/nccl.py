@@ -28,13 +28,17 @@ class NcclExecutor(Executor):
 
     Args:
         plan: What `reduce` does.
+        plan_index: Which of the plans of `groups` it is.
         groups: Connections for it.
         rank: This worker.
         device: Its GPU.
     """
 
-    def __init__(self, plan: Plan, groups: ProcessGroups, rank: int, device: torch.device) -> None:
+    def __init__(
+        self, plan: Plan, plan_index: int, groups: ProcessGroups, rank: int, device: torch.device
+    ) -> None:
         self._plan = plan
+        self._plan_index = plan_index
         self._groups = groups
         self._rank = rank
         self._device = device
@@ -135,7 +139,7 @@ class NcclExecutor(Executor):
     def _phases(self, buffer: torch.Tensor) -> None:
         spans = self._plan.spans(self._rank, buffer.numel())
         for index, (phase, span) in enumerate(zip(self._plan.phases, spans, strict=True)):
-            group = self._groups.of_phase[index]
+            group = self._groups.of_phase(self._plan_index, index)
             if group is None or span.length == 0:
                 continue
             whole = buffer[span.start : span.stop]

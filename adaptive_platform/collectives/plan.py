@@ -6,6 +6,7 @@ A plan needs no process. `simulate` executes one on plain vectors, `cost` prices
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -15,7 +16,16 @@ from pydantic import Field
 from adaptive_platform.collectives.schedules import Algorithm, Op, chunk_bounds, rounds_of
 from adaptive_platform.settings import Variant
 
-__all__ = ["Axis", "MessagesConfig", "Phase", "Plan", "ReducerConfig", "Span", "whole_world"]
+__all__ = [
+    "Axis",
+    "MessagesConfig",
+    "Phase",
+    "Plan",
+    "PlanTable",
+    "ReducerConfig",
+    "Span",
+    "whole_world",
+]
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -28,6 +38,8 @@ class Axis(str, Enum):
     COLUMN = "column"
     NODE = "node"
     PAIR = "pair"
+    CORE = "core"
+    MASTERS = "masters"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +155,10 @@ class Plan:
         return f"{self.name}{grid} over {self.world_size} workers: {steps or 'nothing to send'}"
 
 
+PlanTable = tuple[tuple[float, Plan], ...]
+"""Limits in bytes, ascending, and the plan for messages up to there."""
+
+
 class ReducerConfig(Variant):
     """How gradients are summed over the workers."""
 
@@ -154,10 +170,19 @@ class ReducerConfig(Variant):
     @property
     def segment_bytes(self) -> int:
         """Largest point-to-point message, for plans that send any."""
-        return 512 * 1024
+        return 2 * 2**20
+
+    def plans(self, world_size: int, node_of_rank: Sequence[str] | None = None) -> PlanTable:
+        """Which plan serves which message: one for all, unless a variant tells sizes apart.
+
+        Returns:
+            Pairs of a limit and a plan, limits ascending and the last one infinite; the first
+            limit that is at least the size of a message in bytes decides.
+        """
+        return ((math.inf, self.plan(world_size, node_of_rank)),)
 
     def plan(self, world_size: int, node_of_rank: Sequence[str] | None = None) -> Plan:
-        """The plan for `world_size` workers.
+        """The plan for `world_size` workers; that of the largest messages where there are several.
 
         Args:
             world_size: Number of workers, at least 1.
@@ -172,7 +197,7 @@ class ReducerConfig(Variant):
 class MessagesConfig(ReducerConfig):
     """A reduction made of our own point-to-point messages (with Gloo; NCCL has its own)."""
 
-    segment_kib: int = Field(512, ge=4)
+    segment_kib: int = Field(2048, ge=4)
     """Largest message in KiB, with Gloo; smaller overlaps better, larger costs fewer calls."""
 
     @property
@@ -181,6 +206,9 @@ class MessagesConfig(ReducerConfig):
         return self.segment_kib * 1024
 
 
-def whole_world(op: Op, world_size: int, algorithm: Algorithm = Algorithm.RING) -> Phase:
-    """A phase in which all workers form one group."""
-    return Phase(op, Axis.WORLD, (tuple(range(world_size)),), algorithm)
+def whole_world(
+    op: Op, world_size: int, algorithm: Algorithm = Algorithm.RING
+) -> tuple[Phase, ...]:
+    """One phase in which all workers form one group; none for a worker alone."""
+    everyone = (tuple(range(world_size)),)
+    return (Phase(op, Axis.WORLD, everyone, algorithm),) if world_size > 1 else ()

@@ -23,6 +23,7 @@ from adaptive_platform.collectives.plan import Plan, ReducerConfig
 __all__ = ["Reducer"]
 
 _ROLL_CALL_SECONDS = 1.0
+"""Part of the time limit kept for asking who is still there."""
 
 
 class Reducer:
@@ -55,17 +56,18 @@ class Reducer:
         self._config = config
         self._membership = membership
         self._device = torch.device(device)
-        self._plan = config.plan(membership.world_size, membership.node_of_rank)
+        self._plans = config.plans(membership.world_size, membership.node_of_rank)
         self._seconds = 0.0
         self._bytes_sent = 0
+        self._roll_call_seconds = min(_ROLL_CALL_SECONDS, config.timeout_seconds / 4)
         self._failure: CollectiveError | None = None
         self._closed = False
         self._groups: ProcessGroups | None = None
-        self._executor: Executor | None = None
+        self._executors: list[Executor] = []
         self._thread: OrderedThread | None = None
         rank = membership.rank
         self._elements_sent = lru_cache(maxsize=256)(
-            lambda length: self._plan.elements_sent(rank, length)
+            lambda index, length: self._plans[index][1].elements_sent(rank, length)
         )
         if membership.world_size > 1:
             self._connect()
@@ -81,9 +83,18 @@ class Reducer:
         return self._membership.world_size
 
     @property
+    def device(self) -> torch.device:
+        """Where buffers live."""
+        return self._device
+
+    @property
     def plan(self) -> Plan:
-        """What `start` does."""
-        return self._plan
+        """What `start` does with the largest buffers."""
+        return self._plans[-1][1]
+
+    def plan_for(self, message_bytes: int) -> Plan:
+        """What `start` does with a buffer of that many bytes."""
+        return self._plans[self._index_for(message_bytes)][1]
 
     @property
     def seconds(self) -> float:
@@ -115,10 +126,11 @@ class Reducer:
                 f"{tuple(buffer.shape)}"
             )
         self._check()
-        executor = self._executor
-        if executor is None or not buffer.numel():
+        if not self._executors or not buffer.numel():
             return Finished()
-        self._bytes_sent += self._elements_sent(buffer.numel()) * buffer.element_size()
+        index = self._index_for(buffer.nbytes)
+        executor = self._executors[index]
+        self._bytes_sent += self._elements_sent(index, buffer.numel()) * buffer.element_size()
         buffer = buffer.detach()
         if isinstance(executor, NcclExecutor):
             return self._on_stream(executor, buffer)
@@ -169,11 +181,11 @@ class Reducer:
             found.extend(executor.all_gather(tensor.detach().contiguous(), limit))
 
         self._now("all_gather", act)
-        return found if self._executor is not None else [tensor.detach().clone()]
+        return found if self._executors else [tensor.detach().clone()]
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """The values of all ranks, in rank order. They are pickled: workers trust each other."""
-        if self._executor is None:
+        if not self._executors:
             self._check()
             return [value]
         data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
@@ -215,20 +227,28 @@ class Reducer:
         trouble: LinkError | None = None
         try:
             self._groups = ProcessGroups(
-                self._membership, self._plan, self._device, self._config.timeout_seconds
+                self._membership,
+                [plan for _, plan in self._plans],
+                self._device,
+                self._config.timeout_seconds,
             )
         except LinkError as error:
-            trouble = error.with_traceback(None)
+            trouble = error.bare()
         if trouble is not None:
             raise self._error(trouble, limit, trouble.peers)
         assert self._groups is not None
-        if self._device.type == "cuda":
-            self._executor = NcclExecutor(self._plan, self._groups, self.rank, self._device)
-            return
-        self._executor = GlooExecutor(
-            self._plan, self._groups, self.rank, self._config.segment_bytes
-        )
-        self._thread = OrderedThread(f"reducer-{self.rank}")
+        on_cuda = self._device.type == "cuda"
+        for index, (_, plan) in enumerate(self._plans):
+            self._executors.append(
+                NcclExecutor(plan, index, self._groups, self.rank, self._device)
+                if on_cuda
+                else GlooExecutor(plan, index, self._groups, self.rank, self._config.segment_bytes)
+            )
+        if not on_cuda:
+            self._thread = OrderedThread(f"reducer-{self.rank}")
+
+    def _index_for(self, message_bytes: int) -> int:
+        return next(i for i, (limit, _) in enumerate(self._plans) if message_bytes <= limit)
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -239,9 +259,9 @@ class Reducer:
     def _now(self, operation: str, act: Callable[[Executor, Deadline], None]) -> None:
         """Do `act` after everything started before, and wait for it."""
         self._check()
-        executor = self._executor
-        if executor is None:
+        if not self._executors:
             return
+        executor = self._executors[0]  # they differ in `reduce` only
         if self._thread is None:
             self._attempt(operation, lambda limit: act(executor, limit))
             return
@@ -262,19 +282,17 @@ class Reducer:
         """Run one operation; on failure close the groups, see who is left, and raise."""
         if self._failure is not None:
             raise self._failure
-        limit = Deadline(self._config.timeout_seconds)
+        limit = Deadline(self._config.timeout_seconds - self._roll_call_seconds)
         trouble: LinkError | None = None
         try:
             act(limit)
         except LinkError as error:
-            # Without its traceback, whose frames hold groups and buffers: connections close when
-            # the last reference goes, and only then do the other workers notice.
-            trouble = error.with_traceback(None)
+            trouble = error.bare()
         if trouble is None:
             return
         assert self._groups is not None
         self._groups.close(broken=True)
-        silent = self._groups.roll_call(min(_ROLL_CALL_SECONDS, self._config.timeout_seconds))
+        silent = self._groups.roll_call(self._roll_call_seconds)
         named = tuple(peer for peer in trouble.peers if peer in silent) or silent or trouble.peers
         self._failure = self._error(trouble, limit, named)
         raise self._failure

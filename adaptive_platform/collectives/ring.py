@@ -18,5 +18,4 @@ class RingConfig(ReducerConfig):
 
     def plan(self, world_size: int, node_of_rank: Sequence[str] | None = None) -> Plan:
         """One phase; `2 (N - 1)` rounds and `2 (N - 1) / N` of the buffer per worker."""
-        phases = (whole_world(Op.ALL_REDUCE, world_size),) if world_size > 1 else ()
-        return Plan("ring", world_size, (1, world_size), phases)
+        return Plan("ring", world_size, (1, world_size), whole_world(Op.ALL_REDUCE, world_size))

@@ -14,7 +14,7 @@ from torch.distributed import HashStore
 
 from adaptive_platform.collectives import CollectiveError, Membership, Reducer, TorusConfig
 
-TIMEOUT_SECONDS = 8.0
+TIMEOUT_SECONDS = 40.0
 
 
 def _train_until_peer_is_lost(
@@ -27,29 +27,27 @@ def _train_until_peer_is_lost(
     reducer.start(buffer).wait()
     if rank == world_size - 1:
         os.kill(os.getpid(), signal_number)
-    began = time.monotonic()
     try:
         for _ in range(3):
             reducer.start(buffer).wait()
     except CollectiveError as error:
-        seconds = time.monotonic() - began
         reducer.close()
         # The survivors go on at once, in the same processes, with one worker less.
         with Reducer(
             TorusConfig(timeout_seconds=20), Membership(store, rank, world_size - 1, 1)
         ) as smaller:
             total = smaller.all_reduce(torch.ones(1)).item()
-        queue.put((str(error), error.peers, seconds, total))
+        queue.put((str(error), error.peers, total))
 
 
 def test_survivors_of_a_killed_worker_go_on() -> None:
     found = as_processes(4, _train_until_peer_is_lost, signal.SIGKILL)
     assert sorted(found) == [0, 1, 2]
-    for message, peers, seconds, total in found.values():
+    for message, peers, total in found.values():
         assert peers == (3,), message
         assert "worker 3" in message
-        assert "limit 8 s" in message
-        assert seconds < TIMEOUT_SECONDS, "noticed only by the time limit"
+        assert "limit 40 s" in message
+        assert "Timed out" not in message, "noticed only by the time limit"
         assert total == 3.0
 
 
@@ -57,29 +55,50 @@ def test_a_worker_that_stops_answering_is_given_up_after_the_limit() -> None:
     store = HashStore()
     timeout_seconds = 1.0
 
-    def body(rank: int) -> tuple[str, tuple[int, ...], float]:
+    def body(rank: int) -> tuple[str, tuple[int, ...]]:
         config = TorusConfig(timeout_seconds=timeout_seconds, grid=(2, 2))
         reducer = Reducer(config, Membership(store, rank, 4))
         reducer.barrier()
-        began = time.monotonic()
         if rank == 3:  # alive and connected, but it does not take part
             time.sleep(4 * timeout_seconds)
             reducer.close()
-            return "", (), 0.0
+            return "", ()
         with pytest.raises(CollectiveError) as caught:
             reducer.start(torch.ones(1000)).wait()
-        seconds = time.monotonic() - began
         with pytest.raises(CollectiveError):
             reducer.start(torch.ones(1000))
         with pytest.raises(CollectiveError):
             reducer.barrier()
         reducer.close()
-        return str(caught.value), caught.value.peers, seconds
+        return str(caught.value), caught.value.peers
 
-    for message, peers, _ in as_threads(4, body)[:3]:
+    for message, peers in as_threads(4, body)[:3]:
         assert peers == (3,), message
         assert "(workers " in message
         assert "generation 0" in message
+
+
+@pytest.mark.parametrize("leaver", [0, 5])
+def test_a_failure_spreads_to_workers_without_a_link_to_the_lost_one(leaver: int) -> None:
+    """2 x 3 grid: most workers neither share a row ring edge nor a column with the leaver."""
+    store = HashStore()
+
+    def body(rank: int) -> CollectiveError | None:
+        config = TorusConfig(timeout_seconds=40, grid=(2, 3))
+        reducer = Reducer(config, Membership(store, rank, 6))
+        reducer.start(torch.ones(999)).wait()
+        if rank == leaver:
+            reducer.close()
+            return None
+        with pytest.raises(CollectiveError) as caught:
+            reducer.start(torch.ones(999)).wait()
+        reducer.close()
+        return caught.value
+
+    for error in as_threads(6, body):
+        if error is not None:
+            assert error.peers == (leaver,), str(error)
+            assert "Timed out" not in str(error)
 
 
 def test_queued_operations_fail_with_the_first() -> None:

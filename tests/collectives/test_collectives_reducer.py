@@ -19,7 +19,9 @@ SIZES = [1, 2, 3, 4, 6]
 def config_of(kind: str, **fields: object) -> ReducerConfig:
     cls = variants_of(ReducerConfig)[kind]
     if "segment_kib" in cls.model_fields:
-        fields = {"segment_kib": 4, **fields}
+        fields = {"segment_kib": 4, **fields}  # several segments in a small buffer
+    if "threshold_kib" in cls.model_fields:
+        fields = {"threshold_kib": 8, **fields}  # small and large messages in one test
     return cls(timeout_seconds=20, **fields)
 
 

@@ -25,19 +25,11 @@ def test_two_by_two_example() -> None:
     assert [span.start for span in (plan.spans(r, 2)[1] for r in range(4))] == [0, 1, 0, 1]
 
 
-@pytest.mark.parametrize(
-    ("grid", "torus_steps", "ring_steps"),
-    [((32, 32), 124, 2046), ((34, 32), 128, 2174), ((2, 4), 8, 14), ((4, 4), 12, 30)],
-)
-def test_step_counts(grid: tuple[int, int], torus_steps: int, ring_steps: int) -> None:
-    rows, length = grid
-    world_size = rows * length
-    assert 2 * (length - 1) + 2 * (rows - 1) == torus_steps
-    if world_size > 64:
-        return
-    vectors = [torch.ones(world_size, dtype=torch.int64)] * world_size
-    assert simulate(TorusConfig(grid=grid).plan(world_size), vectors).rounds == torus_steps
-    assert simulate(RingConfig().plan(world_size), vectors).rounds == ring_steps
+@pytest.mark.parametrize(("grid", "steps"), [((2, 4), 8), ((4, 4), 12), ((1, 6), 10), ((5, 1), 8)])
+def test_rounds(grid: tuple[int, int], steps: int) -> None:
+    world_size = grid[0] * grid[1]
+    vectors = [torch.ones(world_size)] * world_size
+    assert simulate(TorusConfig(grid=grid).plan(world_size), vectors).rounds == steps
 
 
 @given(rows=st.integers(1, 8), length=st.integers(1, 8), scale=st.integers(1, 3))

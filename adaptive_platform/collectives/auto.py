@@ -1,0 +1,61 @@
+"""Takes, for each message size, the plan that the cost model finds cheapest on the given links."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Literal
+
+from pydantic import Field
+
+from adaptive_platform.collectives.cost import Link, Links, cheapest
+from adaptive_platform.collectives.halving_doubling import HalvingDoublingConfig
+from adaptive_platform.collectives.hierarchical import HierarchicalConfig
+from adaptive_platform.collectives.plan import MessagesConfig, Plan, PlanTable, ReducerConfig
+from adaptive_platform.collectives.ring import RingConfig
+from adaptive_platform.collectives.torus import TorusConfig
+from adaptive_platform.collectives.tree import TreeConfig
+
+__all__ = ["AutoConfig"]
+
+Candidate = Literal["torus", "ring", "halving_doubling", "hierarchical", "tree"]
+
+_KINDS: dict[Candidate, Callable[[], ReducerConfig]] = {
+    "torus": TorusConfig,
+    "ring": RingConfig,
+    "halving_doubling": HalvingDoublingConfig,
+    "hierarchical": HierarchicalConfig,
+    "tree": TreeConfig,
+}
+_SIZES = tuple(float(2**power) for power in range(10, 31))
+"""Message sizes at which plans are compared: 1 KiB to 1 GiB."""
+
+
+class AutoConfig(MessagesConfig):
+    """The cheapest plan for each message size. Same inputs, so the same choice on all workers."""
+
+    kind: Literal["auto"] = "auto"
+    links: Links = Links(
+        remote=Link(latency_seconds=50e-6, bytes_per_second=1.25e9),
+        local=Link(latency_seconds=20e-6, bytes_per_second=5e9),
+    )
+    """Latency and bandwidth between machines and inside one. Left out: 10 Gbit/s Ethernet between
+    machines, 5 GB/s inside; `calibrate.fit_link` finds yours."""
+    candidates: tuple[Candidate, ...] = Field(
+        ("torus", "ring", "halving_doubling", "hierarchical", "tree"), min_length=1
+    )
+    """Plans to choose from, with their default settings; the earlier wins among equals."""
+
+    def plans(self, world_size: int, node_of_rank: Sequence[str] | None = None) -> PlanTable:
+        """The cheapest plan up to each limit; neighbours with the same plan are merged."""
+        plans: dict[str, Plan] = {
+            name: _KINDS[name]().plan(world_size, node_of_rank) for name in self.candidates
+        }
+        choices = [(size, cheapest(plans, size, self.links, node_of_rank)) for size in _SIZES]
+        runs = [(name, list(run)) for name, run in groupby(choices, key=lambda choice: choice[1])]
+        limits = [run[-1][0] for _, run in runs[:-1]] + [float("inf")]
+        return tuple((limit, plans[name]) for limit, (name, _) in zip(limits, runs, strict=True))
+
+    def plan(self, world_size: int, node_of_rank: Sequence[str] | None = None) -> Plan:
+        """The plan of the largest messages."""
+        return self.plans(world_size, node_of_rank)[-1][1]
