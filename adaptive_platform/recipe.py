@@ -38,9 +38,9 @@ class StopConfig(Settings):
     """When a run is over. The length is required; the target may end it sooner."""
 
     epochs: Annotated[float, Field(gt=0)] | None = None
-    """Passes over the training set."""
+    """Passes over the training set; base-batch passes where `lr_rule.clock` is scale-invariant."""
     steps: Annotated[int, Field(ge=1)] | None = None
-    """Committed optimizer steps."""
+    """Committed optimizer steps; sum of their gains where `lr_rule.clock` is scale-invariant."""
     target: Annotated[float, Field(gt=0, le=1)] | None = None
     """Held-out accuracy at which the run ends early."""
 

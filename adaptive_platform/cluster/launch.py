@@ -53,7 +53,7 @@ def launch(
     Raises:
         UserError: The input can't work; nothing is left behind.
     """
-    monitor = Monitor(console, command_time or time.time())
+    monitor = Monitor(console, command_time or time.time(), str(recipe.stop.horizon))
     monitor.mark("imported", time.time())
     directory = RunDirectory.prepare(recipe)
     recipe = directory.recipe

@@ -31,10 +31,11 @@ class Monitor:
     Args:
         console: Where people read; None for silence.
         command_time: When the command began, in seconds since 1970.
+        length: Of the run, such as `4 epochs`.
     """
 
-    def __init__(self, console: Console | None, command_time: float) -> None:
-        self._live = LiveLine(console) if console is not None else None
+    def __init__(self, console: Console | None, command_time: float, length: str) -> None:
+        self._live = LiveLine(console, length) if console is not None else None
         self._begun = command_time
         self._marks: dict[str, float] = {}
         self._ending: dict[str, Any] = {}
@@ -137,8 +138,17 @@ def cause_of(error: BaseException) -> str:
     failures = getattr(error, "worker_failures", None)
     if failures:
         rank, inner = sorted(failures.items(), key=lambda item: _is_consequence(item[1]))[0]
-        return f"worker {rank}: {_last_line(str(inner)) or repr(inner)}"
+        return f"worker {rank}: {_named(inner)}"
     return _last_line(text) or repr(error)
+
+
+def _named(error: BaseException) -> str:
+    line = _last_line(str(error))
+    if not line:
+        return repr(error)
+    return (
+        line if re.match(r"^[\w.]*(Error|Exception)\b", line) else f"{type(error).__name__}: {line}"
+    )
 
 
 def _is_consequence(error: BaseException) -> bool:

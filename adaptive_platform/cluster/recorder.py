@@ -36,9 +36,11 @@ class Recorder:
     def open(self, journal: Journal) -> None:
         """Keep records in `journal` from now on."""
         self._journal = journal
-        for record in self._early:
+        early, self._early = self._early, []
+        for record in early:
             journal.event(record)
-        self._early = []
+        for part in journal.damaged:
+            self.note(f"records in {part} were damaged and are set aside")
 
     def note(self, text: str) -> None:
         """An event outside of any step."""

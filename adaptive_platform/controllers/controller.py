@@ -224,10 +224,9 @@ def settle(
     """
     batch, stopped = (limits or observation.limits).clamp(wanted)
     before = observation.global_batch
-    verb = f"{before} -> {batch}" if batch != before else f"stays {batch}"
     return Decision(
         global_batch=batch,
-        reason=f"batch {verb}: {why}" + (f"; {stopped}" if stopped else ""),
+        reason=why + (f"; {stopped}" if stopped else ""),
         changed=batch != before,
         inputs=inputs or {},
         candidates=candidates,

@@ -87,10 +87,10 @@ def test_settle_explains_a_change_and_a_stay() -> None:
     limits = Limits(dataset_size=20)
     change = settle(observed(8, limits), 64, "noise")
     assert change.changed
-    assert change.reason == "batch 8 -> 20: noise; the data size of 20 caps the batch"
+    assert change.reason == "noise; the data size of 20 caps the batch"
     stay = settle(observed(8, limits), 8, "noise")
     assert not stay.changed
-    assert stay.reason == "batch stays 8: noise"
+    assert stay.reason == "noise"
 
 
 def test_a_start_that_cannot_be_had_says_so() -> None:

@@ -41,7 +41,7 @@ def test_follows_the_noise_scale_and_explains_it() -> None:
     decision = decide(noisy(50.4))
     assert decision.global_batch == 50
     assert decision.changed
-    assert decision.reason == "batch 32 -> 50: noise scale 50.4"
+    assert decision.reason == "noise scale 50.4"
     assert decision.inputs["noise_scale"] == 50.4
     assert [c.global_batch for c in decision.candidates] == [32, 50, 50]
     gain = (50.4 / 32 + 1) / (50.4 / 50 + 1)

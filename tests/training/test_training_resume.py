@@ -76,7 +76,7 @@ def test_resize_in_mid_epoch_uses_the_rest_once(tmp_path, workers_then):
 
 
 def test_resizes_do_not_change_the_run(tmp_path):
-    """Batch, learning rate and statistics refer to samples, so the resized run follows the other."""
+    """Batch, rate and statistics refer to samples, so the resized run follows the other."""
     data = Points(60)
     config = recipe("stop.epochs=2", **(NOISY | {"batch": {"kind": "fixed", "global_batch": 12}}))
     whole = train(config, world_size=2, data=data)[0]

@@ -1,0 +1,24 @@
+"""One small Ray for all tests of this folder that can share it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import ray
+
+
+@pytest.fixture(scope="session")
+def shared_ray():
+    """A local Ray of 4 CPUs; runs inside this process join it."""
+    os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.5"
+    os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"
+    ray.init(
+        address="local",
+        num_cpus=4,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=128 * 2**20,
+    )
+    yield ray
+    ray.shutdown()

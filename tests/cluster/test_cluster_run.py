@@ -1,0 +1,264 @@
+"""Whole runs on real Ray Train workers, with the small net."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+import torch
+
+import adaptive_platform as ap
+from adaptive_platform.cluster.launch import launch
+from adaptive_platform.errors import UserError
+from adaptive_platform.recipe import load_recipe
+
+pytestmark = pytest.mark.cluster
+
+SMALL = ["model.name=resnet8_cifar", "report.html=false"]
+
+
+def small(run_dir: Path, *overrides: str):
+    return ap.train("quickstart", *SMALL, f"out={run_dir}", *overrides)
+
+
+def training_processes() -> list[psutil.Process]:
+    """Processes of this test's Ray that run a training function."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if "RayTrainWorker" in " ".join(process.cmdline()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def when_step(run_dir: Path, step: int, act) -> threading.Thread:
+    """Call `act` on another thread once the run's checkpoint of `step` is there."""
+
+    def wait() -> None:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            if any((run_dir / "checkpoints").glob(f"step-{step:08d}*")):
+                act()
+                return
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_train_then_resume_with_another_number_of_workers(shared_ray, tmp_path):
+    run_dir = tmp_path / "run"
+    result = small(
+        run_dir, "stop.epochs=1", "workers=2", "report.record_sample_ids=true", "report.html=true"
+    )
+    assert (result.status, result.exit_code) == ("done", 0)
+    assert list(result.startup_seconds) == [
+        "imports",
+        "Ray",
+        "workers",
+        "rendezvous",
+        "model and data",
+        "first step",
+    ]
+    steps = pd.read_parquet(run_dir / "steps")
+    assert steps.step.tolist() == list(range(1, result.steps + 1))
+    assert set(steps.world_size) == {2}
+    assert steps.loss.notna().all()
+    first_epoch = steps[steps.epoch == 0]
+    seen = sorted(i for row in first_epoch.sample_ids for share in row for i in share)
+    assert seen == list(range(len(seen)))
+    assert len(pd.read_parquet(run_dir / "evals")) >= 1
+    assert (run_dir / "report.html").stat().st_size > 1_000_000
+    assert json.loads((run_dir / "result.json").read_text())["status"] == "done"
+    assert not (run_dir / ".ray").exists()
+
+    again = ap.train(None, f"resume={run_dir}", "workers=3", "stop.epochs=2")
+    assert again.status == "done"
+    steps = pd.read_parquet(run_dir / "steps")
+    assert steps.step.tolist() == list(range(1, again.steps + 1))
+    assert set(steps.world_size[result.steps :]) == {3}
+    newest = sorted((run_dir / "checkpoints").iterdir())[-1]
+    saved = torch.load(newest / "state.pt", weights_only=True)
+    model = load_recipe("quickstart", SMALL).model.build(10, 0)
+    model.load_state_dict(saved["model"], strict=True)
+
+
+def test_killed_worker_costs_steps_since_the_checkpoint_and_nothing_else(shared_ray, tmp_path):
+    """F19: SIGKILL of one of three workers; the run ends normally and leaves no process."""
+    run_dir = tmp_path / "run"
+    killed = []
+
+    def kill() -> None:
+        victim = training_processes()[-1]
+        killed.append(victim.pid)
+        os.kill(victim.pid, signal.SIGKILL)
+
+    thread = when_step(run_dir, 10, kill)
+    result = small(
+        run_dir,
+        "workers=3",
+        "checkpoint.every=5 steps",
+        "checkpoint.keep_last=100",
+        "batch.kind=fixed",
+        "batch.global_batch=30",
+        "stop.steps=60",
+        "lr_rule.kind=none",
+        "reducer.kind=torus",
+    )
+    thread.join(1)
+    assert killed, "the kill came too late"
+    assert result.status == "done"
+    steps = pd.read_parquet(run_dir / "steps")
+    assert steps.step.tolist() == list(range(1, 61))
+    events = pd.read_parquet(run_dir / "events")
+    resumed = events[(events.kind == "resume") & events.text.str.contains("resumed at step")]
+    assert len(resumed) == 1
+    assert int(resumed.step.iloc[0]) % 5 == 0
+    deadline = time.monotonic() + 20
+    while training_processes() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not training_processes()
+
+
+def test_sigterm_to_one_worker_saves_and_all_leave_together(shared_ray, tmp_path):
+    """F20: with no checkpoint due for long, SIGTERM to one worker; then resume."""
+    run_dir = tmp_path / "run"
+
+    def term() -> None:
+        os.kill(training_processes()[-1].pid, signal.SIGTERM)
+
+    def wait_for_steps() -> None:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            if len(training_processes()) == 2:
+                time.sleep(6)
+                term()
+                return
+            time.sleep(0.1)
+
+    threading.Thread(target=wait_for_steps, daemon=True).start()
+    settings = [
+        "workers=2",
+        "checkpoint.every=100000 steps",
+        "batch.kind=fixed",
+        "batch.global_batch=16",
+        "stop.steps=100000",
+        "report.evaluate_every=100000 steps",
+    ]
+    result = small(run_dir, *settings)
+    assert (result.status, result.exit_code) == ("interrupted", 143)
+    assert 0 < result.steps < 100000
+    assert [p.name for p in (run_dir / "checkpoints").iterdir()] == [f"step-{result.steps:08d}"]
+    again = ap.train(None, f"resume={run_dir}", f"stop.steps={result.steps + 5}")
+    assert again.status == "done"
+    assert pd.read_parquet(run_dir / "steps").step.tolist() == list(range(1, result.steps + 6))
+
+
+def test_failing_model_is_reported_with_its_cause(shared_ray, tmp_path):
+    """F31: raises in step 3; the result says failed, the cause, and no worker is left."""
+
+    class Faulty(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.nn.Linear(4, 2)
+            self.calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            if self.calls == 3:
+                raise ZeroDivisionError("the third call is broken")
+            return self.net(x)
+
+    data = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randint(2, (64,)))
+    trainer = ap.AdaptiveTrainer(
+        "quickstart",
+        f"out={tmp_path / 'run'}",
+        "max_failures=0",
+        "workers=1",
+        "report.html=false",
+        model=Faulty,
+        train_data=data,
+    )
+    result = trainer.fit()
+    assert (result.status, result.exit_code) == ("failed", 1)
+    assert "ZeroDivisionError" in result.message
+    assert "the third call is broken" in result.message
+    assert not training_processes()
+
+
+def test_a_failure_that_passes_is_recovered_from(shared_ray, tmp_path):
+    """F31: fails once, recovers, is reported as done."""
+    marker = tmp_path / "failed-once"
+
+    class Shaky(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.nn.Linear(4, 2)
+            self.calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            if self.calls == 3 and not marker.exists():
+                marker.touch()
+                raise ZeroDivisionError("once")
+            return self.net(x)
+
+    data = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randint(2, (64,)))
+    result = ap.AdaptiveTrainer(
+        "quickstart",
+        f"out={tmp_path / 'run'}",
+        "workers=2",
+        "report.html=false",
+        model=Shaky,
+        train_data=data,
+    ).fit()
+    assert marker.exists()
+    assert (result.status, result.exit_code) == ("done", 0)
+
+
+def test_user_errors_come_from_workers_once_and_leave_nothing(shared_ray, tmp_path):
+    run_dir = tmp_path / "run"
+    with pytest.raises(UserError, match="/nowhere/train"):
+        ap.train(
+            "quickstart",
+            *SMALL,
+            f"out={run_dir}",
+            "data.kind=image_folder",
+            "data.train=/nowhere/train",
+        )
+    assert not run_dir.exists()
+
+
+def test_foreign_checkpoint_is_refused(shared_ray, tmp_path):
+    run_dir = tmp_path / "run"
+    small(run_dir, "stop.steps=2")
+    before = sorted(p.name for p in run_dir.rglob("*") if "checkpoint" in str(p))
+    with pytest.raises(UserError, match="checkpoint is of another model"):
+        ap.train(None, f"resume={run_dir}", "model.name=resnet20_cifar")
+    assert sorted(p.name for p in run_dir.rglob("*") if "checkpoint" in str(p)) == before
+
+
+def test_more_workers_than_the_cluster_has_is_refused(shared_ray, tmp_path):
+    with pytest.raises(UserError, match="workers = 9: they need 9 CPU, the cluster has 4"):
+        small(tmp_path / "run", "workers=9")
+    assert not (tmp_path / "run").exists()
+
+
+def test_elastic_range_uses_what_is_there(shared_ray, tmp_path):
+    result = small(tmp_path / "run", "workers=[1,2]", "stop.steps=3")
+    assert (result.status, result.workers) == ("done", 2)
+
+
+def test_launch_returns_a_result_for_a_recipe_object(shared_ray, tmp_path):
+    recipe = load_recipe("quickstart", [*SMALL, "stop.steps=2", f"out={tmp_path / 'run'}"])
+    assert launch(recipe).steps == 2
