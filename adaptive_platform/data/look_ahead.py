@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,10 @@ __all__ = ["CHUNK", "Chunk", "DecodeProcesses", "LookAhead"]
 
 CHUNK = 16
 """Samples decoded per hand-over: enough to hide its cost, few enough to start a step early."""
+
+
+_POLL_SECONDS = 2.0
+"""The loader notices a dead process only when such a wait ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,7 @@ class DecodeProcesses:
                 collate_fn=_unchanged,
                 num_workers=config.decode_workers,
                 prefetch_factor=config.prefetch,
-                timeout=config.decode_timeout_seconds,
+                timeout=min(_POLL_SECONDS, config.decode_timeout_seconds),
                 worker_init_fn=_leave_signals_to_the_parent,
                 # Without its own generator the loader draws from the default one, and a resumed
                 # run would no longer equal an uninterrupted one.
@@ -69,16 +74,22 @@ class DecodeProcesses:
         """
         if self._results is None:
             raise StopIteration
-        try:
-            return next(self._results)
-        except RuntimeError as error:
-            if not str(error).startswith("DataLoader"):
-                raise
-            raise RunFailedError(
-                f"data: the decode processes failed: {error}. They may have run out of memory: "
-                "lower data.decode_workers or data.prefetch; or storage was slow: raise "
-                f"data.decode_timeout_seconds ({self._timeout:g})."
-            ) from error
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                return next(self._results)
+            except RuntimeError as error:
+                if not str(error).startswith("DataLoader"):
+                    raise
+                late = str(error).startswith("DataLoader timed out")
+                if late and time.monotonic() < deadline:
+                    continue
+                reason = f"nothing came for {self._timeout:g} s" if late else str(error)
+                raise RunFailedError(
+                    f"data: the decode processes failed: {reason}. They may have run out of "
+                    "memory: lower data.decode_workers or data.prefetch; or storage was slow: "
+                    "raise data.decode_timeout_seconds."
+                ) from error
 
     def __iter__(self) -> DecodeProcesses:
         return self
@@ -157,7 +168,7 @@ class LookAhead:
         if self._processes is None or key > self._issued:
             self.close()
             self._processes = DecodeProcesses(self._decoder, self._chunks(*key), self._config)
-        while key not in self._ready:
+        while self._arrived < key:
             chunk, result = next(self._processes)
             self._arrived = (chunk.epoch, int(chunk.positions[-1]))
             damaged = {sample.id for sample in result.broken}
