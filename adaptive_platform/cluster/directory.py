@@ -32,6 +32,8 @@ class RunDirectory:
     """With `out` filled in."""
     fresh: bool
     """True when this run made the directory."""
+    _made: str
+    """The outermost folder that had to be made for it."""
     _kept: bool = field(default=False, init=False)
 
     @classmethod
@@ -50,7 +52,10 @@ class RunDirectory:
             )
         recipe = recipe.model_copy(update={"out": path})
         system, root = _open("resume" if resuming else "out", path)
-        known = read_bytes(system, join(root, _RECIPE)) is not None
+        try:
+            known = read_bytes(system, join(root, _RECIPE)) is not None
+        except OSError as error:
+            raise _unwritable(path, error) from None
         if resuming and not known:
             raise UserError(
                 f"resume = {recipe.resume}: this is no run directory (no {_RECIPE} in it). "
@@ -62,15 +67,13 @@ class RunDirectory:
                 "choose another directory."
             )
         stored = recipe.model_copy(update={"resume": None})
+        first = _first_missing(path)
         try:
             system.create_dir(root, recursive=True)
             write_bytes(system, join(root, _RECIPE), stored.to_yaml().encode())
         except OSError as error:
-            raise UserError(
-                f"out = {path}: can't be written ({error.strerror or error}). Choose a directory "
-                "that you may write to."
-            ) from None
-        return cls(path, recipe, fresh=not resuming)
+            raise _unwritable(path, error) from None
+        return cls(path, recipe, fresh=not resuming, _made=first)
 
     def keep(self) -> None:
         """The run left something worth keeping."""
@@ -84,10 +87,11 @@ class RunDirectory:
             yield
         finally:
             ray_folder = join(root, ".ray")
-            if system.get_file_info(ray_folder).is_file or _exists(system, ray_folder):
+            if _exists(system, ray_folder):
                 system.delete_dir(ray_folder)
             if self.fresh and not self._kept:
                 system.delete_dir(root)
+                _remove_empty_parents(root, self._made)
 
 
 def recipe_of_run(run_dir: str) -> dict[str, Any]:
@@ -123,6 +127,32 @@ def _exists(system: Any, path: str) -> bool:
     from pyarrow import fs
 
     return bool(system.get_file_info(path).type != fs.FileType.NotFound)
+
+
+def _unwritable(path: str, error: OSError) -> UserError:
+    return UserError(
+        f"out = {path}: can't be written ({error.strerror or error}). Choose a directory that you "
+        "may write to."
+    )
+
+
+def _first_missing(path: str) -> str:
+    """The outermost folder of a local `path` that is not there; `path` itself for a URI."""
+    missing = Path(path)
+    while "://" not in path and not missing.parent.exists():
+        missing = missing.parent
+    return str(missing)
+
+
+def _remove_empty_parents(root: str, outermost: str) -> None:
+    """Remove what was made above `root`, unless somebody put something there since."""
+    folder = Path(root)
+    while str(folder) != outermost and folder.parent != folder:
+        folder = folder.parent
+        try:
+            folder.rmdir()
+        except OSError:
+            return
 
 
 def _absolute(path: str) -> str:

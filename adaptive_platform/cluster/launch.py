@@ -18,7 +18,7 @@ from rich.console import Console
 from adaptive_platform.cluster.directory import RunDirectory
 from adaptive_platform.cluster.mailbox import open_mailbox
 from adaptive_platform.cluster.monitor import Monitor
-from adaptive_platform.cluster.ray_session import ray_session, resources_for
+from adaptive_platform.cluster.ray_session import is_local, ray_session, resources_for
 from adaptive_platform.cluster.worker import Job
 from adaptive_platform.recipe import Recipe
 from adaptive_platform.report.records import RunResult
@@ -55,6 +55,7 @@ def launch(
     """
     monitor = Monitor(console, command_time or time.time(), str(recipe.stop.horizon))
     monitor.mark("imported", time.time())
+    _check_early(recipe, brought)
     directory = RunDirectory.prepare(recipe)
     recipe = directory.recipe
     with directory.cleared_if_unused(), ray_session(recipe) as session:
@@ -79,6 +80,17 @@ def launch(
         for line in summary_lines(asdict(result), directory.path):
             console.print(line, highlight=False, markup=False)
     return result
+
+
+def _check_early(recipe: Recipe, brought: dict[str, Any]) -> None:
+    """Refuse before Ray starts what can be refused here.
+
+    Data is looked at only where this machine is the cluster; elsewhere its paths are the workers'.
+    """
+    if brought.get("model") is None:
+        recipe.model.check()
+    if brought.get("train_data") is None and is_local(recipe) and not ray.is_initialized():
+        recipe.data.open()
 
 
 def _run_trainer(job: Job, scaling: Any, mailbox: Any, monitor: Monitor) -> BaseException | None:

@@ -13,7 +13,7 @@ import ray
 from adaptive_platform.errors import UserError
 from adaptive_platform.recipe import Recipe
 
-__all__ = ["RaySession", "ray_session", "resources_for", "workers_wanted"]
+__all__ = ["RaySession", "is_local", "ray_session", "resources_for", "workers_wanted"]
 
 _OBJECT_STORE_BYTES = 256 * 2**20
 
@@ -45,8 +45,7 @@ def ray_session(recipe: Recipe) -> Iterator[RaySession]:
         return
     # Ray Train polls its workers this often: half a second bounds the wait at the end of a run.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
-    address = recipe.address or os.environ.get("RAY_ADDRESS") or "local"
-    local = address == "local"
+    address, local = _address(recipe), is_local(recipe)
     settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if local:
         # Nobody announces a preemption to a machine's own Ray; the watcher is one process more.
@@ -68,6 +67,11 @@ def ray_session(recipe: Recipe) -> Iterator[RaySession]:
         yield _session(local=local)
     finally:
         ray.shutdown()
+
+
+def is_local(recipe: Recipe) -> bool:
+    """True when the run will start a Ray of its own on this machine."""
+    return _address(recipe) == "local"
 
 
 def workers_wanted(recipe: Recipe, resources: dict[str, float]) -> tuple[int, int]:
@@ -100,6 +104,10 @@ def resources_for(recipe: Recipe, session: RaySession) -> Any:
         use_gpu=use_gpu,
         resources_per_worker={"CPU": 1, "GPU": 1} if use_gpu else {"CPU": 1},
     )
+
+
+def _address(recipe: Recipe) -> str:
+    return recipe.address or os.environ.get("RAY_ADDRESS") or "local"
 
 
 def _session(*, local: bool) -> RaySession:

@@ -23,6 +23,11 @@ __all__ = ["ModelConfig"]
 _SMALL_NETS = {"resnet8_cifar": 1, "resnet20_cifar": 3}
 """Blocks per stage."""
 
+_FAMILIAR = frozenset(
+    ["resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "vgg16_bn", "vit_b_16"]
+)
+"""Torchvision names that need no look at its list, whose import takes a second."""
+
 
 class ModelConfig(Settings):
     """A classification network for three-channel images."""
@@ -84,7 +89,7 @@ class ModelConfig(Settings):
                 f"model.weights = {self.weights}: there is no such file. Name a state dict, or "
                 "null."
             )
-        if self.name in _SMALL_NETS:
+        if self.name in _SMALL_NETS or self.name in _FAMILIAR:
             return
         # Any part of torchvision imports all of it. Past `torch._dynamo`, which building any torch
         # optimizer imports too, that is 0.1 s; the small nets go without.

@@ -237,8 +237,7 @@ class TrainingRun:
         if measured.fatal:
             raise_first(self.reducer, fatal)
         if measured.broken:
-            news = self.state.ledger.record(everyones(self.reducer, broken))
-            self._report_broken("training", news)
+            self._account_for(broken, share)
         self._settle(measured, consumed, share, started)
 
     def _take(self, consumed: int) -> tuple[Share | None, Exception | None]:
@@ -457,6 +456,17 @@ class TrainingRun:
         if self.is_first:
             self.observer.event(
                 EventRecord(time=time.time(), step=self.progress.step, kind=kind, text=text)
+            )
+
+    def _account_for(self, broken: list[BrokenSample], share: Share | None) -> None:
+        """Enter everyone's broken samples, and those that lost their micro-batch to them."""
+        self._report_broken("training", self.state.ledger.record(everyones(self.reducer, broken)))
+        left_out = everyones(self.reducer, share.left_out.tolist() if share else [])
+        if left_out:
+            self._event(
+                "warning",
+                f"{len(left_out)} readable sample(s) left out as well: broken ones left too few "
+                "for a micro-batch",
             )
 
     def _report_broken(self, part: str, samples: Iterable[BrokenSample]) -> None:
