@@ -72,8 +72,6 @@ class ScalingRuleConfig(LrRuleConfig):
         self, batch: int, base_batch: int, summary: GradientSummary, progress: Progress
     ) -> float:
         """See `LrRuleConfig.factor`."""
-        if batch == base_batch:
-            return 1.0
         return min(self._scaled(batch, base_batch, summary, progress), self.max_factor or math.inf)
 
     @abstractmethod

@@ -33,7 +33,8 @@ def hessian_vector_product(
 
     The first derivative is taken once and its graph is kept as long as the returned function, so
     all products belong to the same parameters and the same probe batch. Put the model in eval
-    mode first: batch statistics would couple the samples. `.grad` is not touched.
+    mode first: batch statistics would couple the samples. `.grad` is not touched. Parameters that
+    the loss does not use, or uses linearly, have zeros.
 
     Args:
         loss: Computes the mean loss on the probe batch.
@@ -44,8 +45,15 @@ def hessian_vector_product(
 
     def product(vector: torch.Tensor) -> torch.Tensor:
         parts = [v.view_as(p) for v, p in zip(vector.split(sizes), parameters, strict=True)]
+        curved = [(g, part) for g, part in zip(first, parts, strict=True) if g.requires_grad]
+        if not curved:
+            return torch.zeros_like(vector)
         second = torch.autograd.grad(
-            first, parameters, grad_outputs=parts, retain_graph=True, materialize_grads=True
+            [g for g, _ in curved],
+            parameters,
+            grad_outputs=[part for _, part in curved],
+            retain_graph=True,
+            materialize_grads=True,
         )
         return torch.cat([part.reshape(-1) for part in second])
 

@@ -92,6 +92,22 @@ def test_adversarial_examples_halve_with_growth_and_end() -> None:
     assert AbsConfig().build().adversarial_fraction == 0.0
 
 
+@pytest.mark.parametrize("stop", range(1, 9))
+def test_a_restart_forgets_nothing(stop: int) -> None:
+    config = AbsaConfig(global_batch=1, duration_epochs=3)
+    straight, restarted = config.build(), config.build()
+    batch = again = 1
+    for epoch, eigenvalue in enumerate([9.0, 8.0, 4.0, 3.5, 3.0, 2.9, 1.5, 1.4], start=1):
+        if epoch == stop:
+            state = restarted.state_dict()
+            restarted = config.build()
+            restarted.load_state_dict(state)
+        batch = epoch_end(straight, epoch, batch, eigenvalue)
+        again = epoch_end(restarted, epoch, again, eigenvalue)
+    assert restarted.state_dict() == straight.state_dict()
+    assert again == batch == 8
+
+
 def test_limits_hold_the_batch_back() -> None:
     controller = AbsConfig(global_batch=8, duration_epochs=1).build()
     tight = Limits(dataset_size=1_000_000, max_batch=10)

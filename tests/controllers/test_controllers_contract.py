@@ -58,7 +58,7 @@ summaries = st.builds(
 )
 
 
-seconds = st.floats(0, 1e6)
+seconds = st.just(0.0) | st.floats(1e-9, 1e6)
 models = st.none() | st.builds(
     ThroughputModel,
     alpha_grad=seconds,

@@ -38,7 +38,12 @@ def test_adascale_reads_the_schedule_in_scale_invariant_steps_as_published() -> 
     assert LinearConfig().clock == "samples"
 
 
-@given(st.floats(0, 1e9), st.floats(0, 1e9), st.integers(1, 1000), st.integers(1, 100))
+@given(
+    st.just(0.0) | st.floats(1e-9, 1e9),
+    st.floats(0, 1e9),
+    st.integers(1, 1000),
+    st.integers(1, 100),
+)
 def test_adascale_lies_between_one_and_the_linear_rule(
     noise: float, signal: float, base: int, ratio: int
 ) -> None:

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from adaptive_platform.controllers import Limits
+from adaptive_platform.controllers import ControllerConfig, Limits
 from adaptive_platform.controllers.fixed import FixedConfig
 from adaptive_platform.controllers.noise_scale import NoiseScaleConfig
 from adaptive_platform.controllers.replay import Recorded, replay
+from adaptive_platform.settings import variants_of
 from adaptive_platform.summary import GradientSummary, ThroughputModel
 
 LIMITS = Limits(dataset_size=1024)
@@ -72,6 +73,24 @@ def test_the_last_batch_of_an_epoch_is_short() -> None:
     found = replay(FixedConfig(global_batch=32), recorded, learned=4, base_batch=32, limits=small)
     assert found.batches == (32, 18, 32, 18)
     assert found.progress.epoch == 2
+
+
+@pytest.mark.parametrize("kind", variants_of(ControllerConfig))
+def test_every_controller_can_be_replayed(kind: str) -> None:
+    needed = {
+        "schedule": {"stages": [{"at": "1 epochs", "batch": 64}]},
+        "smith": {"decays": ["1 epochs"]},
+    }
+    config = variants_of(ControllerConfig)[kind](global_batch=32, **needed.get(kind, {}))
+    recorded = [
+        Recorded(scale_invariant_steps=float(t), summary=replace(noise(100.0 + t), gsnr=0.01))
+        for t in range(150)
+    ]
+    found = replay(config, recorded, learned=150, base_batch=32, limits=LIMITS, throughput=MODEL)
+    assert found.progress.scale_invariant_steps >= 150
+    assert len(found.batches) == found.progress.step <= 150
+    assert found.seconds is not None
+    assert found.seconds > 0
 
 
 def test_an_empty_record_is_refused() -> None:

@@ -90,6 +90,31 @@ def test_a_network_matches_its_dense_hessian() -> None:
     assert found.value == pytest.approx(largest, rel=1e-3)
 
 
+def test_unused_and_linear_parameters_have_no_curvature() -> None:
+    used, linear, unused = (torch.ones(1, requires_grad=True) for _ in range(3))
+    product = hessian_vector_product(
+        lambda: (2 * used.square() + linear).sum(), [used, linear, unused]
+    )
+    assert product(torch.ones(3)).tolist() == [4.0, 0.0, 0.0]
+    flat = hessian_vector_product(lambda: linear.sum(), [linear])
+    assert flat(torch.ones(1)).tolist() == [0.0]
+
+
+def test_the_memory_layout_of_the_model_does_not_matter() -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Tanh(), torch.nn.Flatten())
+    images = torch.randn(4, 3, 6, 6)
+    vector = torch.randn(sum(p.numel() for p in net.parameters()))
+
+    def product_in(layout: torch.memory_format) -> torch.Tensor:
+        moved, seen = net.to(memory_format=layout), images.to(memory_format=layout)
+        parameters = list(moved.parameters())
+        return hessian_vector_product(lambda: moved(seen).square().mean(), parameters)(vector)
+
+    plain, channels_last = map(product_in, (torch.contiguous_format, torch.channels_last))
+    torch.testing.assert_close(channels_last, plain)
+
+
 @pytest.mark.parametrize("bad", [torch.zeros(2), torch.tensor([math.nan, 1.0])])
 def test_senseless_starts_are_refused(bad: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="start has norm"):

@@ -55,6 +55,13 @@ def test_layers_without_gradient_or_signal_do_not_decide() -> None:
     assert estimator.summary().gsnr == pytest.approx(1 / scales[0])
 
 
+def test_signal_below_the_noise_reads_as_none_of_it() -> None:
+    opposed = torch.tensor([1.0, -1.0]).repeat(4)[:, None] * torch.ones(8, 5)
+    estimator = StatisticsConfig().build()
+    estimator.update(layered_step([opposed, opposed], [1] * 8))
+    assert estimator.summary().gsnr == 0.0
+
+
 def test_no_layers_no_gsnr() -> None:
     estimator = StatisticsConfig().build()
     estimator.update(replace(layered_step([torch.randn(8, 5)], [2] * 4), layer_micro_sqnorms=()))
