@@ -106,7 +106,7 @@ class TrainingRun:
             )
         self.state = RunState(
             progress=Progress(dataset_size=size),
-            global_batch=min(recipe.batch.global_batch, size),
+            global_batch=recipe.batch.global_batch,
             loss_scale=recipe.precision.first_scale(),
             estimator=recipe.statistics.build(),
             controller=recipe.batch.build(),
@@ -140,6 +140,11 @@ class TrainingRun:
         )
         if self._persistence.restore(must_resume=must_resume):
             self._evaluated_at = self._saved_at = self.progress
+        else:
+            start = recipe.batch.start(self._limits())
+            self.state.global_batch = start.global_batch
+            if start.changed:
+                self._event("warning", start.reason)
 
     # --- what a loop uses -------------------------------------------------------------------
 
@@ -354,22 +359,28 @@ class TrainingRun:
 
     def _decide(self) -> None:
         state = self.state
-        limits = Limits(
+        summary = state.estimator.summary()
+        decision = state.controller.decide(
+            Observation(
+                progress=self.progress,
+                summary=summary,
+                global_batch=state.global_batch,
+                limits=self._limits(),
+            )
+        )
+        blind = "noise" in self.recipe.batch.needs and not summary.observations
+        if decision.considered and blind:
+            self._warn_once(decision.reason)
+        if self.is_first and decision.considered:
+            self.observer.decision(self._decision_record(decision))
+        state.global_batch = decision.global_batch
+
+    def _limits(self) -> Limits:
+        return Limits(
             dataset_size=self.progress.dataset_size,
             world_size=self.reducer.world_size,
             smallest_microbatch=self._minimum,
         )
-        decision = state.controller.decide(
-            Observation(
-                progress=self.progress,
-                summary=state.estimator.summary(),
-                global_batch=state.global_batch,
-                limits=limits,
-            )
-        )
-        if self.is_first and decision.considered:
-            self.observer.decision(self._decision_record(decision))
-        state.global_batch = decision.global_batch
 
     def _decision_record(self, decision: Decision) -> DecisionRecord:
         return DecisionRecord(
@@ -451,6 +462,11 @@ class TrainingRun:
     def _schedule_time(self) -> float:
         unit = self.recipe.stop.horizon.unit
         return schedule_time(self.progress, unit, self.recipe.lr_rule.clock, self._base_batch)
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            self._event("warning", text)
 
     def _event(self, kind: str, text: str) -> None:
         if self.is_first:

@@ -124,6 +124,8 @@ def test_every_controller_resumes(tmp_path, kind):
     base = {"kind": kind, "global_batch": 6}
     if kind == "schedule":
         base["stages"] = [{"at": "1 epochs", "batch": 12}]
+    if kind == "smith":
+        base["decays"] = ["1 epochs"]
     config = recipe("stop.steps=16", batch=base, lr_rule={"kind": "adascale"})
     whole = train(config, world_size=2, data=data)[0]
     first = train(config, world_size=2, data=data, run_dir=tmp_path, stop_after=8)[0]

@@ -302,7 +302,12 @@ def test_one_worker_splits_its_batch_to_see_noise_and_holds_at_one_sample():
         outcome = train(
             recipe(
                 "stop.steps=30",
-                batch={"kind": "noise_scale", "global_batch": batch, "max_batch": batch},
+                batch={
+                    "kind": "noise_scale",
+                    "global_batch": batch,
+                    "max_batch": batch,
+                    "decide_every": "0.1 epochs",
+                },
                 lr_rule={"kind": "adascale"},
             ),
             data=Points(200),
@@ -311,3 +316,32 @@ def test_one_worker_splits_its_batch_to_see_noise_and_holds_at_one_sample():
         assert all(r.lr == pytest.approx(0.1) for r in outcome.watcher.steps)
         assert outcome.watcher.steps[-1].accumulation == min(batch, 2)
         assert (outcome.run.state.estimator.summary().observations > 0) == (batch > 1)
+        told = [e for e in outcome.watcher.events if "no noise estimate" in e.text]
+        assert len(told) == (batch == 1)
+
+
+def test_batch_stays_within_small_data_and_says_so():
+    """F04: 20 samples, noisy labels, upper limit above the data; then equal limits."""
+    wild = {
+        "kind": "noise_scale",
+        "global_batch": 8,
+        "max_batch": 128,
+        "min_observations": 1,
+        "decide_every": "0.1 epochs",
+        "max_growth": 4.0,
+    }
+    outcome = train(
+        recipe("stop.epochs=6", batch=wild, microbatch=2), world_size=2, data=Points(20)
+    )[0]
+    assert max(r.global_batch for r in outcome.watcher.steps) == 20
+    assert {r.epoch for r in outcome.watcher.steps} == set(range(6))
+    assert any("data size of 20 caps the batch" in d.reason for d in outcome.watcher.decisions)
+    equal = wild | {"min_batch": 16, "max_batch": 16, "global_batch": 16}
+    outcome = train(recipe("stop.epochs=4", batch=equal), world_size=2, data=Points(20))[0]
+    assert {r.global_batch for r in outcome.watcher.steps} == {16, 4}
+
+
+def test_first_batch_beyond_the_data_is_told():
+    outcome = train(recipe("batch.global_batch=64", "stop.epochs=1"), data=Points(20))[0]
+    assert [r.global_batch for r in outcome.watcher.steps] == [20]
+    assert any("not 64" in e.text for e in outcome.watcher.events)
