@@ -43,7 +43,7 @@ class GlooExecutor(Executor):
         groups: ProcessGroups,
         rank: int,
         segment_bytes: int,
-        in_flight: int = 4,
+        in_flight: int = 2,
     ) -> None:
         self._plan = plan
         self._plan_index = plan_index

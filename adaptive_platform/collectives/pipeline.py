@@ -60,7 +60,7 @@ class Program:
 
 
 def compile_program(
-    rounds: Sequence[Round], bounds: Sequence[int], segment: int, in_flight: int = 4
+    rounds: Sequence[Round], bounds: Sequence[int], segment: int, in_flight: int = 2
 ) -> Program:
     """Order the messages of one worker so that data is never read or written too early.
 
