@@ -58,9 +58,14 @@ class Program:
     """Receives posted ahead at most; an adding receive `i` lands in scratch slot
     `i % in_flight`."""
 
+    @property
+    def slot_length(self) -> int:
+        """Elements that a scratch slot must hold."""
+        return max((m.stop - m.start for m in self.receives if m.add), default=0)
+
 
 def compile_program(
-    rounds: Sequence[Round], bounds: Sequence[int], segment: int, in_flight: int = 2
+    rounds: Sequence[Round], bounds: Sequence[int], segment: int, in_flight: int = 4
 ) -> Program:
     """Order the messages of one worker so that data is never read or written too early.
 
