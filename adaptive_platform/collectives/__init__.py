@@ -1,4 +1,9 @@
-"""Reductions: plans as data, process groups that can be rebuilt, executors."""
+"""Reductions: plans as data, process groups that can be rebuilt, executors.
+
+`ReducerConfig.plan` says what will be done, `Reducer` does it, `simulate` and `cost` study it
+without a process. Assumed, and not checked: all workers of a generation make the same calls in the
+same order with buffers of equal length; the store outlives them; they trust each other.
+"""
 
 from __future__ import annotations
 

@@ -30,6 +30,11 @@ class Deadline:
         return max(0.001, self._seconds - self.elapsed_seconds)
 
     @property
+    def passed(self) -> bool:
+        """True when no time is left."""
+        return self.elapsed_seconds >= self._seconds
+
+    @property
     def remaining(self) -> timedelta:
         """The same as a time delta, in whole milliseconds."""
         return timedelta(milliseconds=max(1, int(self.remaining_seconds * 1000)))

@@ -157,11 +157,12 @@ class GlooExecutor(Executor):
             raise LinkError(phase.op.value, group.label, (group.ranks[peer],), str(error)) from None
 
     def _slots(self, dtype: torch.dtype, program: Program) -> list[torch.Tensor]:
-        if dtype not in self._scratch:
-            length = max(1, self._segment_bytes // dtype.itemsize)
-            memory = torch.empty(self._in_flight * length, dtype=dtype)
-            self._scratch[dtype] = list(memory.split(length))
-        return self._scratch[dtype]
+        """Memory that arriving summands wait in; grows to the largest program and is kept."""
+        slots = self._scratch.get(dtype)
+        if slots is None or slots[0].numel() < program.slot_length:
+            slots = [torch.empty(program.slot_length, dtype=dtype) for _ in range(self._in_flight)]
+            self._scratch[dtype] = slots
+        return slots
 
     def _spans_of(self, length: int) -> tuple[Span, ...]:
         return self._plan.spans(self._rank, length)

@@ -1,12 +1,10 @@
-"""Executes plans on CUDA tensors with NCCL's own collectives, on a stream beside the computation.
-
-How a group does its part (ring, tree, halving) is NCCL's choice here; the plan decides the groups.
-"""
+"""Executes plans on CUDA tensors with NCCL, on a stream beside the computation."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -15,16 +13,24 @@ from adaptive_platform.collectives.deadline import Deadline
 from adaptive_platform.collectives.executor import Executor
 from adaptive_platform.collectives.failure import LinkError
 from adaptive_platform.collectives.groups import ProcessGroups
+from adaptive_platform.collectives.native import NativePhases
 from adaptive_platform.collectives.plan import Plan
-from adaptive_platform.collectives.schedules import Op
 
-__all__ = ["NcclExecutor"]
+__all__ = ["Launched", "NcclExecutor"]
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """An operation on the stream, between two events."""
+
+    began: torch.cuda.Event
+    ended: torch.cuda.Event
 
 
 class NcclExecutor(Executor):
     """Executes one plan for one worker.
 
-    `launch` queues a reduction and returns an event; the other methods also wait for their end.
+    `launch` queues a reduction and returns at once; the other methods also wait for their end.
 
     Args:
         plan: What `reduce` does.
@@ -37,50 +43,46 @@ class NcclExecutor(Executor):
     def __init__(
         self, plan: Plan, plan_index: int, groups: ProcessGroups, rank: int, device: torch.device
     ) -> None:
-        self._plan = plan
-        self._plan_index = plan_index
+        self._phases = NativePhases(plan, plan_index, groups, rank)
         self._groups = groups
-        self._rank = rank
         self._device = device
         self._stream = torch.cuda.Stream(device)
-        self._padded: dict[tuple[torch.dtype, int], torch.Tensor] = {}
-        self._divisor = 1
-        for phase in plan.phases:
-            if phase.op is Op.REDUCE_SCATTER:
-                self._divisor *= len(phase.groups[0])
 
-    def launch(self, buffer: torch.Tensor) -> torch.cuda.Event:
-        """Queue the sum of `buffer`; later work must wait for the event before it reads it."""
+    def launch(self, buffer: torch.Tensor) -> Launched:
+        """Queue the sum of `buffer`; wait for it before anything reads the buffer.
+
+        Raises:
+            LinkError: NCCL refused, since a communicator is broken.
+        """
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         buffer.record_stream(self._stream)
         with torch.cuda.stream(self._stream):
-            if buffer.numel() % self._divisor == 0:
-                self._phases(buffer)
-            else:
-                padded = self._padded_like(buffer)
-                padded[: buffer.numel()].copy_(buffer)
-                padded[buffer.numel() :].zero_()
-                self._phases(padded)
-                buffer.copy_(padded[: buffer.numel()])
-            event = torch.cuda.Event()
-            event.record(self._stream)
-        return event
+            began = self._mark()
+            try:
+                self._phases.run(buffer)
+            except RuntimeError as error:
+                raise LinkError("reduce", self._groups.world.label, (), str(error)) from None
+            return Launched(began, self._mark())
 
-    def await_event(self, event: torch.cuda.Event, operation: str, deadline: Deadline) -> None:
-        """Wait on the host, with a limit, then order the current stream behind `event`.
+    def await_launched(self, launched: Launched, operation: str, deadline: Deadline) -> float:
+        """Wait on the host, with a limit, then order the current stream behind the operation.
 
         The host waits because a lost peer leaves the stream stuck for ever, and the optimizer must
         not be queued behind it. The price is one launch latency after the last bucket.
+
+        Returns:
+            Seconds that the operation took on the GPU.
         """
-        while not event.query():
-            if deadline.remaining_seconds <= 0.001:
-                raise LinkError(operation, self._groups.world.label, (), "time limit passed")
+        while not launched.ended.query():
+            if deadline.passed:
+                raise LinkError(operation, self._groups.world.label, (), "Timed out")
             time.sleep(0.0001)
-        torch.cuda.current_stream(self._device).wait_event(event)
+        torch.cuda.current_stream(self._device).wait_event(launched.ended)
+        return launched.began.elapsed_time(launched.ended) / 1000
 
     def reduce(self, buffer: torch.Tensor, deadline: Deadline) -> None:
         """Launch and wait."""
-        self.await_event(self.launch(buffer), "reduce", deadline)
+        self.await_launched(self.launch(buffer), "reduce", deadline)
 
     def all_reduce(self, tensor: torch.Tensor, deadline: Deadline) -> None:
         """NCCL's own, over the group of all workers."""
@@ -129,42 +131,17 @@ class NcclExecutor(Executor):
         local = tensor.to(self._device)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            call(local)
-            event = torch.cuda.Event()
-            event.record(self._stream)
-        self.await_event(event, operation, deadline)
+            began = self._mark()
+            try:
+                call(local)
+            except RuntimeError as error:
+                raise LinkError(operation, self._groups.world.label, (), str(error)) from None
+            launched = Launched(began, self._mark())
+        self.await_launched(launched, operation, deadline)
         if local is not tensor:
             tensor.copy_(local)
 
-    def _phases(self, buffer: torch.Tensor) -> None:
-        spans = self._plan.spans(self._rank, buffer.numel())
-        for index, (phase, span) in enumerate(zip(self._plan.phases, spans, strict=True)):
-            group = self._groups.of_phase(self._plan_index, index)
-            if group is None or span.length == 0:
-                continue
-            whole = buffer[span.start : span.stop]
-            share = span.length // len(group.ranks)
-            position = group.ranks.index(self._rank)
-            own = whole[position * share : (position + 1) * share]
-            if phase.op is Op.ALL_REDUCE:
-                work = group.backend.allreduce([whole], dist.AllreduceOptions())
-            elif phase.op is Op.REDUCE_SCATTER:
-                work = group.backend._reduce_scatter_base(own, whole, dist.ReduceScatterOptions())
-            elif phase.op is Op.ALL_GATHER:
-                work = group.backend._allgather_base(whole, own)
-            elif phase.op is Op.REDUCE:
-                to_first = dist.ReduceOptions()
-                to_first.rootRank, to_first.rootTensor = 0, 0
-                work = group.backend.reduce([whole], to_first)
-            else:
-                from_first = dist.BroadcastOptions()
-                from_first.rootRank, from_first.rootTensor = 0, 0
-                work = group.backend.broadcast([whole], from_first)
-            work.wait()  # orders our stream, does not hold the host
-
-    def _padded_like(self, buffer: torch.Tensor) -> torch.Tensor:
-        length = -(-buffer.numel() // self._divisor) * self._divisor
-        key = (buffer.dtype, length)
-        if key not in self._padded:
-            self._padded[key] = torch.empty(length, dtype=buffer.dtype, device=self._device)
-        return self._padded[key]
+    def _mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self._stream)
+        return event

@@ -58,11 +58,19 @@ class Program:
     """Receives posted ahead at most; an adding receive `i` lands in scratch slot
     `i % in_flight`."""
 
+    @property
+    def slot_length(self) -> int:
+        """Elements that a scratch slot must hold."""
+        return max((m.stop - m.start for m in self.receives if m.add), default=0)
+
 
 def compile_program(
     rounds: Sequence[Round], bounds: Sequence[int], segment: int, in_flight: int = 4
 ) -> Program:
-    """Order the messages of one worker so that data is never read or written too early.
+    """Order the messages of one worker so that nothing is sent before it is complete.
+
+    Nothing needs to guard what a replacing receive overwrites: the result that arrives contains
+    this worker's own contribution, so the send of that contribution has ended long before.
 
     Args:
         rounds: The worker's turns, from `schedules.rounds_of`.
@@ -76,42 +84,23 @@ def compile_program(
     for turn, plan in enumerate(rounds):
         sends += _messages(plan.send, turn, bounds, segment, stride)
         receives += _messages(plan.receive, turn, bounds, segment, stride, plan.add)
-    data_for_send = _prerequisites(sends, receives, same_turn=False)
-    sent_before = _prerequisites(receives, sends, same_turn=True)
-    data_before = _prerequisites(receives, receives, same_turn=False)
-
+    needed = _receives_before(sends, receives)
     actions: list[Action] = []
-    sent = awaited = posted = received = 0
+    sent = posted = received = 0
     while True:
-        while sent < len(sends) and data_for_send[sent] <= received:
+        while sent < len(sends) and needed[sent] <= received:
             actions.append(Action(Step.SEND, sent))
             sent += 1
         while posted < min(len(receives), received + in_flight):
-            # An adding receive lands in scratch and can be posted at any time; a replacing one
-            # lands in the buffer, so what it overwrites must have been summed and sent first.
-            if not receives[posted].add:
-                if data_before[posted] > received or sent_before[posted] > sent:
-                    break
-                if sent_before[posted] > awaited and posted > received:
-                    break  # waiting for a send here could wait for a peer that waits for us
-                awaited = _await_sends(actions, awaited, sent_before[posted])
             actions.append(Action(Step.RECEIVE, posted))
             posted += 1
         if received == len(receives):
             break
-        assert posted > received, "a program that waits for itself"
-        if receives[received].add:
-            assert sent_before[received] <= sent, "a sum that waits for its own result"
-            awaited = _await_sends(actions, awaited, sent_before[received])
         actions.append(Action(Step.AWAIT_RECEIVED, received))
         received += 1
-    _await_sends(actions, awaited, len(sends))
+    assert sent == len(sends), "a send that waits for data nobody brings"
+    actions.extend(Action(Step.AWAIT_SENT, index) for index in range(sent))
     return Program(tuple(sends), tuple(receives), tuple(actions), in_flight)
-
-
-def _await_sends(actions: list[Action], awaited: int, until: int) -> int:
-    actions.extend(Action(Step.AWAIT_SENT, index) for index in range(awaited, until))
-    return max(awaited, until)
 
 
 def _messages(
@@ -131,38 +120,21 @@ def _messages(
     ]
 
 
-def _prerequisites(
-    later: Sequence[Message], earlier: Sequence[Message], *, same_turn: bool
-) -> list[int]:
-    """For each message, how many of `earlier` must be over, since they touch the same elements.
-
-    Counts are prefixes of `earlier`: everything before the last overlapping message is included.
-    `same_turn` says whether messages of one's own turn count.
-    """
+def _receives_before(sends: Sequence[Message], receives: Sequence[Message]) -> list[int]:
+    """For each send, how many receives must be over: up to the last that brings part of it."""
     turns: dict[int, list[int]] = {}
-    for index, message in enumerate(earlier):
+    for index, message in enumerate(receives):
         turns.setdefault(message.turn, []).append(index)
-    hulls = {
-        turn: (min(earlier[i].start for i in found), max(earlier[i].stop for i in found))
-        for turn, found in turns.items()
-    }
     newest_first = sorted(turns, reverse=True)
     needed: list[int] = []
-    for message in later:
-        prefix = 0
+    for send in sends:
+        hits: list[int] = []
         for turn in newest_first:
-            if turn > message.turn or (turn == message.turn and not same_turn):
-                continue
-            low, high = hulls[turn]
-            if low >= message.stop or high <= message.start:
-                continue
-            hits = [
-                index
-                for index in turns[turn]
-                if earlier[index].start < message.stop and earlier[index].stop > message.start
-            ]
-            if hits:
-                prefix = hits[-1] + 1
-                break
-        needed.append(prefix)
+            if turn < send.turn and not hits:
+                hits = [
+                    index
+                    for index in turns[turn]
+                    if receives[index].start < send.stop and receives[index].stop > send.start
+                ]
+        needed.append(hits[-1] + 1 if hits else 0)
     return needed

@@ -170,7 +170,7 @@ class ReducerConfig(Variant):
     @property
     def segment_bytes(self) -> int:
         """Largest point-to-point message, for plans that send any."""
-        return 2 * 2**20
+        return 4 * 2**20
 
     def plans(self, world_size: int, node_of_rank: Sequence[str] | None = None) -> PlanTable:
         """Which plan serves which message: one for all, unless a variant tells sizes apart.
@@ -197,8 +197,9 @@ class ReducerConfig(Variant):
 class MessagesConfig(ReducerConfig):
     """A reduction made of our own point-to-point messages (with Gloo; NCCL has its own)."""
 
-    segment_kib: int = Field(2048, ge=4)
-    """Largest message in KiB, with Gloo; smaller overlaps better, larger costs fewer calls."""
+    segment_kib: int = Field(4096, ge=4)
+    """Largest message in KiB, with Gloo; smaller overlaps better, larger wakes threads less often.
+    Scratch memory is up to four times this."""
 
     @property
     def segment_bytes(self) -> int:

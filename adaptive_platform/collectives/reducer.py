@@ -16,7 +16,7 @@ from adaptive_platform.collectives.executor import Executor
 from adaptive_platform.collectives.failure import CollectiveError, LinkError
 from adaptive_platform.collectives.gloo import GlooExecutor
 from adaptive_platform.collectives.groups import Membership, ProcessGroups
-from adaptive_platform.collectives.nccl import NcclExecutor
+from adaptive_platform.collectives.nccl import Launched, NcclExecutor
 from adaptive_platform.collectives.ordered import Finished, OrderedThread, Pending
 from adaptive_platform.collectives.plan import Plan, ReducerConfig
 
@@ -65,9 +65,9 @@ class Reducer:
         self._groups: ProcessGroups | None = None
         self._executors: list[Executor] = []
         self._thread: OrderedThread | None = None
-        rank = membership.rank
+        plans, rank = self._plans, membership.rank
         self._elements_sent = lru_cache(maxsize=256)(
-            lambda index, length: self._plans[index][1].elements_sent(rank, length)
+            lambda index, length: plans[index][1].elements_sent(rank, length)
         )
         if membership.world_size > 1:
             self._connect()
@@ -136,7 +136,7 @@ class Reducer:
             return self._on_stream(executor, buffer)
         assert self._thread is not None
         return self._thread.submit(
-            lambda: self._attempt("reduce", lambda limit: self._timed(executor, buffer, limit))
+            lambda: self._attempt(lambda limit: self._timed(executor, buffer, limit))
         )
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -152,7 +152,7 @@ class Reducer:
             if whole.data_ptr() != tensor.data_ptr():
                 tensor.detach().copy_(whole)
 
-        self._now("all_reduce", act)
+        self._now(act)
         return tensor
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
@@ -170,7 +170,7 @@ class Reducer:
 
         if not 0 <= source < self.world_size:
             raise ValueError(f"source {source} is not in [0, {self.world_size})")
-        self._now("broadcast", act)
+        self._now(act)
         return tensor
 
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -180,7 +180,7 @@ class Reducer:
         def act(executor: Executor, limit: Deadline) -> None:
             found.extend(executor.all_gather(tensor.detach().contiguous(), limit))
 
-        self._now("all_gather", act)
+        self._now(act)
         return found if self._executors else [tensor.detach().clone()]
 
     def all_gather_object(self, value: Any) -> list[Any]:
@@ -199,7 +199,7 @@ class Reducer:
 
     def barrier(self) -> None:
         """Return when all workers have called it."""
-        self._now("barrier", lambda executor, limit: executor.barrier(limit))
+        self._now(lambda executor, limit: executor.barrier(limit))
 
     def close(self) -> None:
         """Let queued operations end, then give back thread and connections. Safe to call twice."""
@@ -256,18 +256,16 @@ class Reducer:
         if self._closed:
             raise RuntimeError("this reducer is closed")
 
-    def _now(self, operation: str, act: Callable[[Executor, Deadline], None]) -> None:
+    def _now(self, act: Callable[[Executor, Deadline], None]) -> None:
         """Do `act` after everything started before, and wait for it."""
         self._check()
         if not self._executors:
             return
         executor = self._executors[0]  # they differ in `reduce` only
         if self._thread is None:
-            self._attempt(operation, lambda limit: act(executor, limit))
+            self._attempt(lambda limit: act(executor, limit))
             return
-        self._thread.submit(
-            lambda: self._attempt(operation, lambda limit: act(executor, limit))
-        ).wait()
+        self._thread.submit(lambda: self._attempt(lambda limit: act(executor, limit))).wait()
 
     def _timed(self, executor: Executor, buffer: torch.Tensor, limit: Deadline) -> None:
         began = time.perf_counter()
@@ -275,10 +273,11 @@ class Reducer:
         self._seconds += time.perf_counter() - began
 
     def _on_stream(self, executor: NcclExecutor, buffer: torch.Tensor) -> Pending:
-        event = executor.launch(buffer)
-        return _OnStream(self, executor, event)
+        launched: list[Launched] = []
+        self._attempt(lambda _: launched.append(executor.launch(buffer)))
+        return _OnStream(self, executor, launched[0])
 
-    def _attempt(self, operation: str, act: Callable[[Deadline], None]) -> None:
+    def _attempt(self, act: Callable[[Deadline], None]) -> None:
         """Run one operation; on failure close the groups, see who is left, and raise."""
         if self._failure is not None:
             raise self._failure
@@ -316,19 +315,18 @@ class Reducer:
 class _OnStream(Pending):
     """A reduction on a CUDA stream."""
 
-    def __init__(self, reducer: Reducer, executor: NcclExecutor, event: torch.cuda.Event) -> None:
+    def __init__(self, reducer: Reducer, executor: NcclExecutor, launched: Launched) -> None:
         self._reducer = reducer
         self._executor = executor
-        self._event = event
-        self._began = time.perf_counter()
+        self._launched = launched
 
     def wait(self) -> None:
-        reducer = self._reducer
-        reducer._attempt(
-            "reduce", lambda limit: self._executor.await_event(self._event, "reduce", limit)
-        )
-        reducer._seconds += time.perf_counter() - self._began
+        self._reducer._attempt(self._until_done)
+
+    def _until_done(self, limit: Deadline) -> None:
+        seconds = self._executor.await_launched(self._launched, "reduce", limit)
+        self._reducer._seconds += seconds
 
     @property
     def done(self) -> bool:
-        return self._event.query()
+        return self._launched.ended.query()
