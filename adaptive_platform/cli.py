@@ -58,14 +58,19 @@ def train(
 def report(
     run_dirs: Annotated[list[str], typer.Argument(metavar="RUN_DIR...", help="Run directories.")],
     out: Annotated[str, typer.Option(help="File to write.")] = "",
-    form: Annotated[str, typer.Option("--format", help="html or png.")] = "html",
+    form: Annotated[str, typer.Option("--format", help="html, png or md.")] = "html",
 ) -> None:
     """Write a report of one run, or compare several."""
     from adaptive_platform.report.run_data import read_run
 
-    if form not in ("html", "png"):
-        raise UserError(f"--format = {form}: must be html or png.")
+    if form not in ("html", "png", "md"):
+        raise UserError(f"--format = {form}: must be html, png or md.")
     runs = [read_run(run_dir) for run_dir in run_dirs]
+    if form == "md":
+        from adaptive_platform.report.markdown import render_markdown
+
+        typer.echo(render_markdown(runs))
+        return
     target = out or (f"{run_dirs[0]}/report.{form}" if len(runs) == 1 else f"comparison.{form}")
     if form == "html":
         from adaptive_platform.report.html import write_html

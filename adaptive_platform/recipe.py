@@ -207,11 +207,9 @@ def apply_overrides(
 
     Where an override chooses another `kind`, the fields that the new kind does not have are
     dropped with the old kind, so that `batch.kind=fixed` is enough to say. In the same way
-    `stop.steps=100` takes the place of `stop.epochs`.
+    `stop.steps=100` takes the place of `stop.epochs`; the last one said wins.
     """
-    lengths = [
-        names[1] for names, _ in overrides if names in (["stop", "epochs"], ["stop", "steps"])
-    ]
+    lengths = [n[1] for n, _ in overrides if n in (["stop", "epochs"], ["stop", "steps"])]
     result: dict[str, Any] = _copy(content)
     for names, value in sorted(overrides, key=lambda item: item[0][-1] != "kind"):
         node = result
@@ -228,8 +226,8 @@ def apply_overrides(
             result[names[0]] = {k: v for k, v in node.items() if k in known} | {"kind": value}
         else:
             node[names[-1]] = value
-    if len(lengths) == 1:
-        result["stop"].pop("steps" if lengths[0] == "epochs" else "epochs", None)
+    if lengths:
+        result["stop"].pop("steps" if lengths[-1] == "epochs" else "epochs", None)
     return result
 
 

@@ -42,8 +42,10 @@ def test_kind_wins_wherever_it_stands_among_the_words():
 
 def test_one_length_takes_the_place_of_the_other():
     assert load_recipe("quickstart", ["stop.steps=7"]).stop.horizon == Duration(7, Unit.STEPS)
+    both = ["stop.steps=7", "stop.epochs=1"]
+    assert load_recipe("quickstart", both).stop.horizon == Duration(1.0)
     with pytest.raises(UserError, match="either epochs or steps"):
-        load_recipe("quickstart", ["stop.steps=7", "stop.epochs=1"])
+        load_recipe("quickstart", ["stop={steps: 7, epochs: 1}"])
 
 
 def test_recipes_are_frozen():

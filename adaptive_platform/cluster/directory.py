@@ -160,8 +160,13 @@ def _absolute(path: str) -> str:
 
 
 def _default(name: str) -> str:
-    """`runs/<name>-<time>`, with a number behind it where two runs start in one second."""
-    base = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    """`runs/<name>-<time>`, with a number behind it where two runs start in one second.
+
+    A submitted job works in a copy of its folder that Ray deletes with the job; its runs go to
+    `~/ray_results`, where Ray Train keeps its own.
+    """
+    home = Path.home() / "ray_results" if "_ray_pkg_" in str(Path.cwd()) else Path("runs")
+    base = home / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     path, number = base, 2
     while path.exists():
         path, number = base.with_name(f"{base.name}-{number}"), number + 1

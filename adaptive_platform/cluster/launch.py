@@ -16,7 +16,7 @@ import ray
 from rich.console import Console
 
 from adaptive_platform.cluster.directory import RunDirectory
-from adaptive_platform.cluster.mailbox import open_mailbox
+from adaptive_platform.cluster.mailbox import Message, open_mailbox
 from adaptive_platform.cluster.monitor import Monitor
 from adaptive_platform.cluster.ray_session import is_local, ray_session, resources_for
 from adaptive_platform.cluster.worker import Job
@@ -28,6 +28,7 @@ from adaptive_platform.report.wording import summary_lines
 __all__ = ["launch"]
 
 _POLL_SECONDS = 0.2
+_ANSWER_SECONDS = 10.0
 
 
 def launch(
@@ -53,7 +54,10 @@ def launch(
     Raises:
         UserError: The input can't work; nothing is left behind.
     """
-    monitor = Monitor(console, command_time or time.time(), str(recipe.stop.horizon))
+    length = str(recipe.stop.horizon)
+    if recipe.lr_rule.clock == "scale_invariant":
+        length += " of the base batch"
+    monitor = Monitor(console, command_time or time.time(), length)
     monitor.mark("imported", time.time())
     _check_early(recipe, brought)
     directory = RunDirectory.prepare(recipe)
@@ -127,9 +131,18 @@ def _run_trainer(job: Job, scaling: Any, mailbox: Any, monitor: Monitor) -> Base
     thread.start()
     while thread.is_alive():
         thread.join(_POLL_SECONDS)
-        monitor.take(ray.get(mailbox.collect.remote()))
-    monitor.take(ray.get(mailbox.collect.remote()))
+        monitor.take(_collect(mailbox))
+    monitor.take(_collect(mailbox))
     return failure[0] if failure else None
+
+
+def _collect(mailbox: Any) -> list[Message]:
+    """What is in the mailbox; nothing when it, or all of Ray, is gone: the fit then says why."""
+    try:
+        messages: list[Message] = ray.get(mailbox.collect.remote(), timeout=_ANSWER_SECONDS)
+    except (ray.exceptions.RayError, ConnectionError):
+        return []
+    return messages
 
 
 @dataclass(slots=True)
