@@ -73,8 +73,8 @@ def launch(
             must_resume=recipe.resume is not None,
             **brought,
         )
-        with _asked_to_stop(mailbox, monitor) as asked:
-            error = _run_trainer(job, scaling, mailbox, monitor)
+        with _signals() as asked:
+            error = _run_trainer(job, scaling, monitor, asked)
         monitor.close()
         result = monitor.result(error, asked.exit_code)
         if result.exit_code != 2 or monitor.any_step:
@@ -82,7 +82,7 @@ def launch(
             result = _publish(directory.path, recipe, result, session.logs)
     if console is not None and (result.exit_code != 2 or monitor.any_step):
         for line in summary_lines(asdict(result), directory.path):
-            console.print(line, highlight=False, markup=False)
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
     return result
 
 
@@ -97,7 +97,7 @@ def _check_early(recipe: Recipe, brought: dict[str, Any]) -> None:
         recipe.data.open()
 
 
-def _run_trainer(job: Job, scaling: Any, mailbox: Any, monitor: Monitor) -> BaseException | None:
+def _run_trainer(job: Job, scaling: Any, monitor: Monitor, asked: _Asked) -> BaseException | None:
     """Fit on a thread of its own, so that this one can show progress and take signals."""
     from ray import cloudpickle
     from ray.train import FailureConfig, RunConfig
@@ -129,10 +129,15 @@ def _run_trainer(job: Job, scaling: Any, mailbox: Any, monitor: Monitor) -> Base
 
     thread = threading.Thread(target=fit, name="ray-train-fit", daemon=True)
     thread.start()
+    passed_on = False
     while thread.is_alive():
         thread.join(_POLL_SECONDS)
-        monitor.take(_collect(mailbox))
-    monitor.take(_collect(mailbox))
+        monitor.take(_collect(job.mailbox))
+        if asked.exit_code and not passed_on:
+            passed_on = True
+            job.mailbox.ask_to_stop.remote()
+            monitor.say("stopping: the workers finish the step in hand and save; again to leave")
+    monitor.take(_collect(job.mailbox))
     return failure[0] if failure else None
 
 
@@ -147,11 +152,13 @@ def _collect(mailbox: Any) -> list[Message]:
 
 @dataclass(slots=True)
 class _Asked:
+    """What signals asked for; 0 while there was none."""
+
     exit_code: int = 0
 
 
 @contextmanager
-def _asked_to_stop(mailbox: Any, monitor: Monitor) -> Iterator[_Asked]:
+def _signals() -> Iterator[_Asked]:
     """SIGINT and SIGTERM ask the workers to save and leave; a second SIGINT leaves at once.
 
     Elsewhere than on the main thread, where Python allows no handlers, signals stay as they are.
@@ -165,8 +172,6 @@ def _asked_to_stop(mailbox: Any, monitor: Monitor) -> Iterator[_Asked]:
         if asked.exit_code and number == signal.SIGINT:
             raise KeyboardInterrupt
         asked.exit_code = 128 + number
-        mailbox.ask_to_stop.remote()
-        monitor.say("stopping: the workers finish the step in hand and save; again to leave now")
 
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in before:
@@ -180,7 +185,7 @@ def _asked_to_stop(mailbox: Any, monitor: Monitor) -> Iterator[_Asked]:
 
 def _publish(run_dir: str, recipe: Recipe, result: RunResult, logs: str) -> RunResult:
     """Write `report.html` and `result.json`, and say in the result where everything lies."""
-    outputs = {"run directory": run_dir, "checkpoints": f"{run_dir}/checkpoints"}
+    outputs = {"checkpoints": f"{run_dir}/checkpoints"}
     if recipe.report.html:
         from adaptive_platform.report.html import write_html
         from adaptive_platform.report.run_data import read_run

@@ -84,7 +84,8 @@ class Monitor:
     def say(self, text: str) -> None:
         """A line of the driver's own."""
         if self._live is not None:
-            self._live.event({"kind": "note", "text": text, "time": time.time(), "step": 0})
+            step = self._last_step.get("step", 0)
+            self._live.event({"kind": "note", "text": text, "time": time.time(), "step": step})
 
     def result(self, error: BaseException | None, signal_exit_code: int) -> RunResult:
         """How the run ended.
@@ -100,7 +101,7 @@ class Monitor:
             status, message, code = "failed", cause_of(error), 1
         elif status == "interrupted":
             code = signal_exit_code or 143
-            message = "stopped as asked; continue with resume="
+            message = "stopped as asked"
         elif status == "failed":
             code = code or 1
             message = message or "the workers ended without saying how"
