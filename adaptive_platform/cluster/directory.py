@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pyarrow.fs import FileSelector
 from pydantic import ValidationError
 
 from adaptive_platform.errors import UserError
 from adaptive_platform.recipe import Recipe
-from adaptive_platform.report.storage import join, open_location, read_bytes, write_bytes
+from adaptive_platform.report.run_data import RECIPE_NAME
 from adaptive_platform.settings import user_error
+from adaptive_platform.storage import exists, is_local, join, open_location, read_bytes, write_bytes
 
 __all__ = ["RunDirectory", "recipe_of_run"]
-
-_RECIPE = "recipe.yaml"
 
 
 @dataclass(slots=True)
@@ -30,10 +30,10 @@ class RunDirectory:
     """Absolute path or URI."""
     recipe: Recipe
     """With `out` filled in."""
-    fresh: bool
-    """True when this run made the directory."""
-    _made: str
-    """The outermost folder that had to be made for it."""
+    _made: str | None
+    """The outermost folder that had to be made for it; None where it was there, and empty."""
+    _recipe_before: bytes | None
+    """The `recipe.yaml` of the run that is resumed; None for a new run."""
     _kept: bool = field(default=False, init=False)
 
     @classmethod
@@ -53,12 +53,12 @@ class RunDirectory:
         recipe = recipe.model_copy(update={"out": path})
         system, root = _open("resume" if resuming else "out", path)
         try:
-            known = read_bytes(system, join(root, _RECIPE)) is not None
+            known = read_bytes(system, join(root, RECIPE_NAME)) is not None
         except OSError as error:
             raise _unwritable(path, error) from None
         if resuming and not known:
             raise UserError(
-                f"resume = {recipe.resume}: this is no run directory (no {_RECIPE} in it). "
+                f"resume = {recipe.resume}: this is no run directory (no {RECIPE_NAME} in it). "
                 "Name the directory that the run printed."
             )
         if known and not resuming:
@@ -66,14 +66,19 @@ class RunDirectory:
                 f"out = {path}: it already holds a run. Continue that one with resume={path}, or "
                 "choose another directory."
             )
+        if not resuming and exists(system, root) and system.get_file_info(FileSelector(root)):
+            raise UserError(
+                f"out = {path}: it is not empty and holds no run. Choose another directory."
+            )
         stored = recipe.model_copy(update={"resume": None})
-        first = _first_missing(path)
         try:
+            before = read_bytes(system, join(root, RECIPE_NAME))
+            made = _to_be_made(system, root)
             system.create_dir(root, recursive=True)
-            write_bytes(system, join(root, _RECIPE), stored.to_yaml().encode())
+            write_bytes(system, join(root, RECIPE_NAME), stored.to_yaml().encode())
         except OSError as error:
             raise _unwritable(path, error) from None
-        return cls(path, recipe, fresh=not resuming, _made=first)
+        return cls(path, recipe, made, before)
 
     def keep(self) -> None:
         """The run left something worth keeping."""
@@ -81,16 +86,26 @@ class RunDirectory:
 
     @contextmanager
     def cleared_if_unused(self) -> Iterator[None]:
-        """Remove a fresh directory when the run inside never came to its first step."""
-        system, root = open_location(self.path)
+        """Leave things as they were when the run never came to its first step."""
         try:
             yield
         finally:
-            ray_folder = join(root, ".ray")
-            if _exists(system, ray_folder):
-                system.delete_dir(ray_folder)
-            if self.fresh and not self._kept:
-                system.delete_dir(root)
+            self._clear()
+
+    def _clear(self) -> None:
+        system, root = open_location(self.path)
+        ray_folder = join(root, ".ray")
+        if exists(system, ray_folder):
+            system.delete_dir(ray_folder)
+        if self._kept:
+            return
+        if self._recipe_before is not None:
+            write_bytes(system, join(root, RECIPE_NAME), self._recipe_before)
+        elif self._made is None:
+            system.delete_dir_contents(root)
+        else:
+            system.delete_dir(root)
+            if is_local(system):
                 _remove_empty_parents(root, self._made)
 
 
@@ -101,17 +116,17 @@ def recipe_of_run(run_dir: str) -> dict[str, Any]:
         UserError: There is none, or it is not a recipe.
     """
     system, root = _open("resume", _absolute(run_dir))
-    data = read_bytes(system, join(root, _RECIPE))
+    data = read_bytes(system, join(root, RECIPE_NAME))
     if data is None:
         raise UserError(
-            f"resume = {run_dir}: this is no run directory (no {_RECIPE} in it). Name the "
+            f"resume = {run_dir}: this is no run directory (no {RECIPE_NAME} in it). Name the "
             "directory that the run printed."
         )
     content = yaml.safe_load(data)
     try:
         Recipe.model_validate(content)
     except ValidationError as error:
-        raise user_error(error, Recipe, f"{run_dir}/{_RECIPE}") from None
+        raise user_error(error, Recipe, f"{run_dir}/{RECIPE_NAME}") from None
     assert isinstance(content, dict)
     return content
 
@@ -123,12 +138,6 @@ def _open(field_name: str, path: str) -> tuple[Any, str]:
         raise UserError(f"{field_name} = {path}: {error}") from None
 
 
-def _exists(system: Any, path: str) -> bool:
-    from pyarrow import fs
-
-    return bool(system.get_file_info(path).type != fs.FileType.NotFound)
-
-
 def _unwritable(path: str, error: OSError) -> UserError:
     return UserError(
         f"out = {path}: can't be written ({error.strerror or error}). Choose a directory that you "
@@ -136,10 +145,12 @@ def _unwritable(path: str, error: OSError) -> UserError:
     )
 
 
-def _first_missing(path: str) -> str:
-    """The outermost folder of a local `path` that is not there; `path` itself for a URI."""
-    missing = Path(path)
-    while "://" not in path and not missing.parent.exists():
+def _to_be_made(system: Any, root: str) -> str | None:
+    """The outermost folder above or at `root` that is not there; None where all are."""
+    if exists(system, root):
+        return None
+    missing = Path(root)
+    while is_local(system) and not missing.parent.exists():
         missing = missing.parent
     return str(missing)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
-from adaptive_platform.checkpoints.store import CheckpointConfig, CheckpointStore
+from adaptive_platform.checkpoints.store import CheckpointConfig, CheckpointStore, read_state
 from adaptive_platform.collectives import Reducer
 from adaptive_platform.errors import CheckpointError, UserError
 from adaptive_platform.models import average_normalization
@@ -89,13 +88,14 @@ class Persistence:
             content, messages = self._newest(must_resume)
         except UserError as failure:
             error = failure
+        except Exception as failure:
+            error = CheckpointError(f"resume: the checkpoints can't be read ({failure}).")
         raise_first(self._reducer, error)
         device = next(self._model.parameters()).device
         content = from_first(self._reducer, content, device)
         if content:
-            saved = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
             messages += load_checkpoint(
-                saved,
+                read_state(content),
                 self._model,
                 self._optimizer,
                 self._state,
@@ -116,16 +116,17 @@ class Persistence:
     def _newest(self, must_resume: bool) -> tuple[bytes, list[str]]:
         if self._store is None:
             return b"", []
-        removed = self._store.clean_partial()
-        messages = [f"removed {removed} unfinished checkpoint(s)"] if removed else []
         found = self._store.load_newest()
         if found is None:
             if must_resume:
                 raise CheckpointError(
                     "resume: the run directory holds no checkpoint. Start a new run instead."
                 )
-            return b"", messages
-        _, state, passed_over = found
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
-        return buffer.getvalue(), messages + passed_over
+            self._store.clean_partial()
+            return b"", []
+        _, content, passed_over = found
+        # Only now: what was left unfinished is no danger, and a good one might be all there is.
+        removed = self._store.clean_partial()
+        if removed:
+            passed_over.append(f"removed {removed} unfinished checkpoint(s)")
+        return content, passed_over

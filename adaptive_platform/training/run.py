@@ -138,6 +138,8 @@ class TrainingRun:
             classes=source.classes,
             tell=self._event,
         )
+        if membership.world_size > 1:
+            self._event("note", f"gradients are summed by {self.reducer.plan.describe()}")
         if self._persistence.restore(must_resume=must_resume):
             self._evaluated_at = self._saved_at = self.progress
         else:

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from adaptive_platform.checkpoints.store import CheckpointStore
 from adaptive_platform.collectives import Membership
 from adaptive_platform.data import PythonConfig, wrap_dataset
+from adaptive_platform.gradients.precision import LossScale
 from adaptive_platform.recipe import Recipe, load_recipe
 from adaptive_platform.report.records import DecisionRecord, EvalRecord, EventRecord, StepRecord
 from adaptive_platform.training.run import TrainingRun
@@ -119,6 +120,7 @@ def train(
     loss: Callable[[TrainingRun, Tensor, Tensor], Tensor] | None = None,
     stop_after: int | None = None,
     keep_history: bool = False,
+    loss_scale: float | None = None,
 ) -> list[Outcome]:
     """Train with `world_size` workers to the end; one outcome per rank."""
     store = HashStore()
@@ -138,6 +140,8 @@ def train(
             observer=watcher,
             must_resume=must_resume,
         )
+        if loss_scale is not None:
+            run.state.loss_scale = LossScale(value=loss_scale, growth_steps=0)
         begun = run.progress.step
         if stop_after is not None and rank == world_size - 1:
             watcher.stop = lambda: run.progress.step - begun >= stop_after - 1
@@ -148,7 +152,8 @@ def train(
                 if keep_history and run.progress != step:
                     history.append(_weights(run.model))
                     step = run.progress
-                outputs = run.model(batch.inputs)
+                with config.precision.autocast("cpu"):
+                    outputs = run.model(batch.inputs)
                 if loss is not None:
                     losses = loss(run, outputs, batch.targets)
                 else:
