@@ -42,13 +42,17 @@ def train(
     """Train a recipe (`quickstart` if none is named) to its end."""
     from rich.console import Console
 
-    from adaptive_platform.cluster.trainer import train as run
+    from adaptive_platform.cluster.launch import launch
+    from adaptive_platform.cluster.trainer import resolve_recipe
 
     recipe, overrides = split_words(words or [])
     if address is not None:
         overrides.append(f"address={address}")
-    console = Console()
-    result = run(recipe, *overrides, console=console, command_time=_COMMAND_TIME)
+    result = launch(
+        resolve_recipe(recipe, overrides), console=Console(), command_time=_COMMAND_TIME
+    )
+    if result.exit_code == 2:
+        raise UserError(result.message)
     if result.exit_code == 1:
         typer.echo(f"failed: {result.message}", err=True)
     raise typer.Exit(result.exit_code)

@@ -33,6 +33,12 @@ __all__ = [
     "shipped_recipes",
 ]
 
+_KEPT = {
+    "batch": frozenset(["global_batch", "min_batch", "max_batch"]),
+    "reducer": frozenset(["bucket_mib", "timeout_seconds"]),
+}
+"""Fields whose meaning does not depend on the kind of the part they belong to."""
+
 
 class StopConfig(Settings):
     """When a run is over. The length is required; the target may end it sooner."""
@@ -205,8 +211,9 @@ def apply_overrides(
 ) -> dict[str, Any]:
     """A copy of `content` with the overrides put in.
 
-    Where an override chooses another `kind`, the fields that the new kind does not have are
-    dropped with the old kind, so that `batch.kind=fixed` is enough to say. In the same way
+    Where an override chooses another `kind`, the old kind's numbers are dropped with it, since a
+    learning rate of SGD is none for AdamW; only the batch and its bounds, and how long workers
+    wait for each other, mean the same for all kinds and stay. In the same way
     `stop.steps=100` takes the place of `stop.epochs`; the last one said wins.
     """
     lengths = [n[1] for n, _ in overrides if n in (["stop", "epochs"], ["stop", "steps"])]
@@ -222,7 +229,7 @@ def apply_overrides(
                 raise UserError(f"{where} = {child}: it has no fields of its own to set.")
             node = child
         if names[-1] == "kind" and len(names) == 2 and node.get("kind") != value:
-            known = _fields_of(names[0], value)
+            known = _fields_of(names[0], value) & _KEPT.get(names[0], frozenset())
             result[names[0]] = {k: v for k, v in node.items() if k in known} | {"kind": value}
         else:
             node[names[-1]] = value

@@ -33,6 +33,14 @@ def test_every_optimizer_can_be_chosen_by_its_kind_alone(kind):
     assert load_recipe("quickstart", [f"optimizer.kind={kind}"]).optimizer.kind == kind
 
 
+def test_numbers_of_the_old_kind_do_not_stay():
+    """AdamW must not inherit SGD's learning rate; the batch and its bounds mean the same to all."""
+    chosen = load_recipe("quickstart", ["optimizer.kind=adamw"]).optimizer
+    assert chosen == type(chosen)()
+    batch = load_recipe("quickstart", ["batch.kind=gsnr"]).batch
+    assert (batch.global_batch, batch.max_batch) == (32, 128)
+
+
 def test_kind_wins_wherever_it_stands_among_the_words():
     words = ["optimizer.momentum=0.5", "optimizer.kind=lars"]
     for order in (words, words[::-1]):

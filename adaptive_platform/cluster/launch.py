@@ -20,6 +20,7 @@ from adaptive_platform.cluster.mailbox import Message, open_mailbox
 from adaptive_platform.cluster.monitor import Monitor
 from adaptive_platform.cluster.ray_session import is_local, ray_session, resources_for
 from adaptive_platform.cluster.worker import Job
+from adaptive_platform.errors import UserError
 from adaptive_platform.recipe import Recipe
 from adaptive_platform.report.records import RunResult
 from adaptive_platform.report.result import write_result
@@ -75,11 +76,11 @@ def launch(
         )
         with _signals() as asked:
             error = _run_trainer(job, scaling, monitor, asked)
-        monitor.close()
         result = monitor.result(error, asked.exit_code)
         if result.exit_code != 2 or monitor.any_step:
             directory.keep()
-            result = _publish(directory.path, recipe, result, session.logs)
+            result = _publish(directory.path, recipe, result, session.logs, monitor)
+    monitor.close()
     if console is not None and (result.exit_code != 2 or monitor.any_step):
         for line in summary_lines(asdict(result), directory.path):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -183,18 +184,24 @@ def _signals() -> Iterator[_Asked]:
             signal.signal(number, handler)
 
 
-def _publish(run_dir: str, recipe: Recipe, result: RunResult, logs: str) -> RunResult:
+def _publish(
+    run_dir: str, recipe: Recipe, result: RunResult, logs: str, monitor: Monitor
+) -> RunResult:
     """Write `report.html` and `result.json`, and say in the result where everything lies."""
     outputs = {"checkpoints": f"{run_dir}/checkpoints"}
+    if logs:
+        outputs["Ray's logs"] = logs
+    if recipe.report.html:
+        outputs["report"] = f"{run_dir}/report.html"
+    result = replace(result, outputs=outputs)
+    write_result(run_dir, result)
     if recipe.report.html:
         from adaptive_platform.report.html import write_html
         from adaptive_platform.report.run_data import read_run
 
-        write_result(run_dir, result)
-        outputs["report"] = f"{run_dir}/report.html"
-        write_html([read_run(run_dir)], outputs["report"])
-    if logs:
-        outputs["Ray's logs"] = logs
-    result = replace(result, outputs=outputs)
-    write_result(run_dir, result)
+        try:
+            write_html([read_run(run_dir)], outputs["report"])
+        except (OSError, UserError) as error:
+            # The run itself is over and well; what is missing can be made again from its records.
+            monitor.say(f"no report: {error}; try `adaptive-platform report {run_dir}`")
     return result

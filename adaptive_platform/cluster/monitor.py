@@ -59,8 +59,10 @@ class Monitor:
             if kind == "started":
                 for name, when in fields.items():
                     self.mark(name, when)
-            elif kind in ("ended", "failed"):
-                self._ending = {"status": "failed", **fields}
+            elif kind == "failed":
+                self._ending = {**fields, "status": "failed"}
+            elif kind == "ended":
+                self._ending = fields
             else:
                 self._show(kind, fields, fraction)
 
@@ -97,7 +99,7 @@ class Monitor:
         ending = dict(self._ending)
         status = ending.pop("status", "failed")
         message, code = ending.pop("message", ""), ending.pop("exit_code", 0)
-        if error is not None:
+        if error is not None and (status != "failed" or not message):
             status, message, code = "failed", cause_of(error), 1
         elif status == "interrupted":
             code = signal_exit_code or 143
@@ -135,18 +137,19 @@ class Monitor:
 
 def cause_of(error: BaseException) -> str:
     """The innermost cause of a Ray Train failure in one line, without its stack of wrappers."""
-    text = str(error)
     failures = getattr(error, "worker_failures", None)
     if failures:
         rank, inner = sorted(failures.items(), key=lambda item: _is_consequence(item[1]))[0]
         return f"worker {rank}: {_named(inner)}"
-    return _last_line(text) or repr(error)
+    return _named(error)
 
 
 def _named(error: BaseException) -> str:
     line = _last_line(str(error))
     if not line:
         return repr(error)
+    if "No module named 'adaptive_platform'" in line:
+        line += " (install it on every node, or submit the run with --working-dir)"
     return (
         line if re.match(r"^[\w.]*(Error|Exception)\b", line) else f"{type(error).__name__}: {line}"
     )

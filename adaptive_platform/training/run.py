@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from adaptive_platform.checkpoints.store import CheckpointStore
 from adaptive_platform.collectives import Membership, Reducer
@@ -113,17 +116,21 @@ class TrainingRun:
             ledger=BrokenLedger(size, data_config.max_broken_share),
         )
         self._optimizer = recipe.optimizer.build(model.named_parameters())
+        self._resources = ExitStack()
         self.reducer = Reducer(recipe.reducer, membership, self._device)
+        self._resources.callback(self.reducer.close)
         self._buckets = GradientBuckets(
             model.named_parameters(),
             self.reducer.start,
             bucket_bytes=int(recipe.reducer.bucket_mib * _MIB),
             rider_slots=RIDER_SLOTS,
         )
+        self._resources.callback(self._buckets.close)
         self._step = Step(model, self._optimizer, self._buckets, clip_norm=recipe.clip_norm)
         self._stream = SampleStream(
             source.train, data_config, recipe.seed, membership.rank, membership.world_size
         )
+        self._resources.callback(self._stream.close)
         self._warned: set[str] = set()
         self._evaluated_at: Progress | None = None
         self._saved_at: Progress | None = None
@@ -138,12 +145,20 @@ class TrainingRun:
             classes=source.classes,
             tell=self._event,
         )
-        if membership.world_size > 1:
+        self._resources.callback(self._persistence.close)
+        try:
+            self._begin(must_resume)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, must_resume: bool) -> None:
+        if self.reducer.world_size > 1:
             self._event("note", f"gradients are summed by {self.reducer.plan.describe()}")
         if self._persistence.restore(must_resume=must_resume):
             self._evaluated_at = self._saved_at = self.progress
         else:
-            start = recipe.batch.start(self._limits())
+            start = self.recipe.batch.start(self._limits())
             self.state.global_batch = start.global_batch
             if start.changed:
                 self._event("warning", start.reason)
@@ -204,11 +219,22 @@ class TrainingRun:
         correct = correct_predictions(outputs, targets) if outputs is not None else None
         self._step.backward(losses, correct)
 
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The recipe's number format, for forward and loss: `with run.autocast(): ...`."""
+        return self.recipe.precision.autocast(self._device.type)
+
     def close(self) -> None:
-        """End decode processes and process groups. The model stays as it is."""
-        self._stream.close()
-        self._buckets.close()
-        self.reducer.close()
+        """Finish the checkpoint under way, end decode processes and process groups.
+
+        The model stays as it is. Safe to call twice.
+        """
+        self._resources.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     # --- one step ---------------------------------------------------------------------------
 
@@ -354,10 +380,11 @@ class TrainingRun:
         where = f"gradient of `{name}`" if name else "loss"
         self._event("skip", f"step dropped by all workers: non-finite {where}")
         if state.skipped_in_a_row >= self.recipe.precision.max_skipped_in_a_row:
-            raise RunFailedError(
+            error = RunFailedError(
                 f"{state.skipped_in_a_row} steps in a row were not finite; the first bad value is "
                 f"in the {where}. Lower optimizer.lr, set clip_norm, or look at the data."
             )
+            raise_first(self.reducer, error)
 
     def _decide(self) -> None:
         state = self.state
@@ -404,6 +431,7 @@ class TrainingRun:
             self._event("stop", "asked to stop: saving and leaving together")
             self.save()
             return
+        self._persistence.poll()
         if crossed(self.recipe.report.evaluate_every, before, self.progress):
             self.evaluate()
         if crossed(self.recipe.checkpoint.every, before, self.progress):
