@@ -30,8 +30,12 @@ __all__ = [
     "apply_overrides",
     "load_recipe",
     "parse_overrides",
+    "read_mapping",
     "shipped_recipes",
 ]
+
+_TEXTS = (["out"], ["resume"], ["address"], ["description"])
+"""Fields whose override is taken as it is typed."""
 
 _KEPT = {
     "batch": frozenset(["global_batch", "min_batch", "max_batch"]),
@@ -199,7 +203,8 @@ def parse_overrides(words: list[str]) -> list[tuple[list[str], Any]]:
         if not equals or not all(names):
             raise UserError(f"{word}: write overrides as field=value, such as workers=2.")
         try:
-            value = yaml.safe_load(text)
+            # Paths are text: `out=/tmp/run #1` or `out=2024` mean what they say.
+            value = text if names in _TEXTS else yaml.safe_load(text)
         except yaml.YAMLError:
             raise UserError(f"{path} = {text}: not a YAML value; put quotes around text.") from None
         parsed.append((names, value))
@@ -261,8 +266,11 @@ def _read_yaml(source: str) -> tuple[dict[str, Any], str]:
     shipped = shipped_recipes()
     if source in shipped:
         text = (_recipe_folder() / f"{source}.yaml").read_text(encoding="utf-8")
-    elif path.is_file():
-        text = path.read_text(encoding="utf-8")
+    elif _is_file(path):
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{source}: can't be read as UTF-8 text ({error}).") from None
     else:
         close = difflib.get_close_matches(source, shipped, n=1)
         hint = f" Did you mean `{close[0]}`?" if close else ""
@@ -271,12 +279,32 @@ def _read_yaml(source: str) -> tuple[dict[str, Any], str]:
             f"Shipped: {', '.join(shipped)}."
         )
     try:
+        content = read_mapping(text, source)
+        return _copy(content), source
+    except RecursionError:
+        raise UserError(f"{source}: it contains itself (a YAML alias in a cycle).") from None
+
+
+def read_mapping(text: str | bytes, source: str) -> dict[str, Any]:
+    """A YAML mapping; the safe loader never runs code.
+
+    Raises:
+        UserError: Not YAML, or not a mapping.
+    """
+    try:
         content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{source}: not valid YAML ({error}).".replace("\n", " ")) from None
     if not isinstance(content, dict):
         raise UserError(f"{source}: a recipe is a YAML mapping of fields to values.")
-    return content, source
+    return content
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # such as a name that is too long
+        return False
 
 
 def _copy(node: Any) -> Any:

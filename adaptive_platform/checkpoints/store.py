@@ -87,7 +87,12 @@ class CheckpointStore:
         try:
             with self._fs.open_output_stream(join(folder, _STATE)) as stream:
                 sink = _Hashing(stream)
-                torch.save(state, cast(IO[bytes], sink))
+                try:
+                    torch.save(state, cast(IO[bytes], sink))
+                except RuntimeError:
+                    if sink.error is None:
+                        raise
+                    raise sink.error from None  # torch hides what the storage said
             manifest = {
                 "format": _FORMAT,
                 "step": step,
@@ -108,7 +113,7 @@ class CheckpointStore:
         )
 
     def load_newest(self) -> tuple[SavedCheckpoint, bytes, list[str]] | None:
-        """The newest checkpoint whose checksums hold.
+        """The newest checkpoint whose checksums hold; damaged newer ones are removed.
 
         Returns:
             The checkpoint, its verified content for `read_state`, and one message per newer one
@@ -124,6 +129,9 @@ class CheckpointStore:
             except CheckpointError as error:
                 reasons.append(str(error))
                 continue
+            for damaged in self.saved():
+                if damaged > saved:  # or `prune` would keep it in place of a good one
+                    self._delete_quietly(damaged.path)
             return saved, content, [f"{reason} Going back to an older one." for reason in reasons]
         if reasons:
             raise CheckpointError("resume: no checkpoint is usable.\n" + "\n".join(reasons))
@@ -137,8 +145,11 @@ class CheckpointStore:
         """
         try:
             manifest = json.loads(read_bytes(self._fs, join(saved.path, _MANIFEST)) or b"")
-            expected = manifest["files"][_STATE]
             known = manifest["format"] == _FORMAT
+            sha256, size = "", 0
+            if known:
+                sha256 = manifest["files"][_STATE]["sha256"]
+                size = manifest["files"][_STATE]["bytes"]
             data = read_bytes(self._fs, join(saved.path, _STATE))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"checkpoint {saved.path}: can't be read ({error}).") from error
@@ -147,10 +158,10 @@ class CheckpointStore:
                 f"checkpoint {saved.path}: format {manifest['format']}; this version reads "
                 f"{_FORMAT}."
             )
-        if data is None or hashlib.sha256(data).hexdigest() != expected["sha256"]:
+        if data is None or hashlib.sha256(data).hexdigest() != sha256:
             raise CheckpointError(
                 f"checkpoint {saved.path}: {_STATE} differs from its checksum "
-                f"({len(data or b'')} of {expected['bytes']} bytes)."
+                f"({len(data or b'')} of {size} bytes)."
             )
         return data
 
@@ -208,11 +219,16 @@ class _Hashing:
         self._stream = stream
         self._hash = hashlib.sha256()
         self.size = 0
+        self.error: OSError | None = None
 
     def write(self, data: bytes) -> int:
         self._hash.update(data)
         self.size += len(data)
-        self._stream.write(data)
+        try:
+            self._stream.write(data)
+        except OSError as error:
+            self.error = error
+            raise
         return len(data)
 
     def flush(self) -> None:

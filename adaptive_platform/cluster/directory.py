@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-import yaml
 from pyarrow.fs import FileSelector
 from pydantic import ValidationError
 
 from adaptive_platform.errors import UserError
-from adaptive_platform.recipe import Recipe
+from adaptive_platform.recipe import Recipe, read_mapping
 from adaptive_platform.report.run_data import RECIPE_NAME
 from adaptive_platform.settings import user_error
 from adaptive_platform.storage import exists, is_local, join, open_location, read_bytes, write_bytes
@@ -52,6 +53,8 @@ class RunDirectory:
             )
         recipe = recipe.model_copy(update={"out": path})
         system, root = _open("resume" if resuming else "out", path)
+        if Path(root) == Path("/"):
+            raise UserError(f"out = {path}: name a folder below it.")
         try:
             known = read_bytes(system, join(root, RECIPE_NAME)) is not None
         except OSError as error:
@@ -86,9 +89,16 @@ class RunDirectory:
 
     @contextmanager
     def cleared_if_unused(self) -> Iterator[None]:
-        """Leave things as they were when the run never came to its first step."""
+        """Leave things as they were when the run never came to its first step.
+
+        Raises:
+            UserError: Another process of this machine is at work in the directory.
+        """
+        system, root = open_location(self.path)
+        lock = _Lock(join(root, ".lock")) if is_local(system) else nullcontext()
         try:
-            yield
+            with lock:
+                yield
         finally:
             self._clear()
 
@@ -97,8 +107,9 @@ class RunDirectory:
         ray_folder = join(root, ".ray")
         if exists(system, ray_folder):
             system.delete_dir(ray_folder)
-        if self._kept:
-            return
+        checkpoints = join(root, "checkpoints")
+        if self._kept or (self._recipe_before is None and exists(system, checkpoints)):
+            return  # Whatever ended the run, what was saved is worth more than a tidy folder.
         if self._recipe_before is not None:
             write_bytes(system, join(root, RECIPE_NAME), self._recipe_before)
         elif self._made is None:
@@ -109,6 +120,35 @@ class RunDirectory:
                 _remove_empty_parents(root, self._made)
 
 
+class _Lock:
+    """Held by the process that runs a directory; the system lets go of it when that process ends.
+
+    What is not promised: processes on other machines are kept out only where the file system
+    passes locks on.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file: IO[str] | None = None
+
+    def __enter__(self) -> None:
+        self._file = open(self._path, "a+", encoding="utf-8")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise UserError(
+                f"{os.path.dirname(self._path)}: another process is at work in this run. Wait for "
+                "it, stop it, or choose another directory."
+            ) from None
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+        with suppress(FileNotFoundError):
+            os.unlink(self._path)
+
+
 def recipe_of_run(run_dir: str) -> dict[str, Any]:
     """The content of a run directory's `recipe.yaml`.
 
@@ -116,25 +156,29 @@ def recipe_of_run(run_dir: str) -> dict[str, Any]:
         UserError: There is none, or it is not a recipe.
     """
     system, root = _open("resume", _absolute(run_dir))
-    data = read_bytes(system, join(root, RECIPE_NAME))
+    try:
+        data = read_bytes(system, join(root, RECIPE_NAME))
+    except OSError:
+        data = None
     if data is None:
         raise UserError(
             f"resume = {run_dir}: this is no run directory (no {RECIPE_NAME} in it). Name the "
             "directory that the run printed."
         )
-    content = yaml.safe_load(data)
+    content = read_mapping(data, f"{run_dir}/{RECIPE_NAME}")
     try:
         Recipe.model_validate(content)
     except ValidationError as error:
         raise user_error(error, Recipe, f"{run_dir}/{RECIPE_NAME}") from None
-    assert isinstance(content, dict)
     return content
 
 
 def _open(field_name: str, path: str) -> tuple[Any, str]:
     try:
         return open_location(path)
-    except (OSError, ValueError) as error:
+    except UserError:
+        raise
+    except (OSError, ValueError) as error:  # pyarrow's own complaints are among them
         raise UserError(f"{field_name} = {path}: {error}") from None
 
 

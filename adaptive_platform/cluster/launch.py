@@ -74,8 +74,12 @@ def launch(
             must_resume=recipe.resume is not None,
             **brought,
         )
-        with _signals() as asked:
-            error = _run_trainer(job, scaling, monitor, asked)
+        try:
+            with _signals() as asked:
+                error = _run_trainer(job, scaling, monitor, asked)
+        finally:
+            if monitor.any_step:
+                directory.keep()
         result = monitor.result(error, asked.exit_code)
         if result.exit_code != 2 or monitor.any_step:
             directory.keep()
@@ -83,7 +87,7 @@ def launch(
     monitor.close()
     if console is not None and (result.exit_code != 2 or monitor.any_step):
         for line in summary_lines(asdict(result), directory.path):
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+            monitor.write(console, line)
     return result
 
 
@@ -137,7 +141,9 @@ def _run_trainer(job: Job, scaling: Any, monitor: Monitor, asked: _Asked) -> Bas
         if asked.exit_code and not passed_on:
             passed_on = True
             job.mailbox.ask_to_stop.remote()
-            monitor.say("stopping: the workers finish the step in hand and save; again to leave")
+            monitor.say(
+                "stopping: the workers finish the step in hand and save; Ctrl-C again leaves now"
+            )
     monitor.take(_collect(job.mailbox))
     return failure[0] if failure else None
 
@@ -194,14 +200,14 @@ def _publish(
     if recipe.report.html:
         outputs["report"] = f"{run_dir}/report.html"
     result = replace(result, outputs=outputs)
-    write_result(run_dir, result)
-    if recipe.report.html:
-        from adaptive_platform.report.html import write_html
-        from adaptive_platform.report.run_data import read_run
+    try:
+        write_result(run_dir, result)
+        if recipe.report.html:
+            from adaptive_platform.report.html import write_html
+            from adaptive_platform.report.run_data import read_run
 
-        try:
             write_html([read_run(run_dir)], outputs["report"])
-        except (OSError, UserError) as error:
-            # The run itself is over and well; what is missing can be made again from its records.
-            monitor.say(f"no report: {error}; try `adaptive-platform report {run_dir}`")
+    except (OSError, UserError) as error:
+        # The run itself is over; what is missing can be made again from its records.
+        monitor.say(f"report or result not written: {error}")
     return result

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -72,22 +74,37 @@ class Monitor:
             if self._initial_batch is None:
                 self._initial_batch = fields["global_batch"]
         self._decisions += kind == "decision"
-        if self._live is None:
-            return
-        if kind == "step":
-            self._live.step(fields, fraction)
-        elif kind == "decision":
-            self._live.decision(fields)
-        elif kind == "evaluation":
-            self._live.evaluation(fields)
-        elif kind == "event" and fields["kind"] != "checkpoint":
-            self._live.event(fields)
+        with self._audience():
+            if self._live is None:
+                return
+            if kind == "step":
+                self._live.step(fields, fraction)
+            elif kind == "decision":
+                self._live.decision(fields)
+            elif kind == "evaluation":
+                self._live.evaluation(fields)
+            elif kind == "event" and fields["kind"] != "checkpoint":
+                self._live.event(fields)
+
+    @contextmanager
+    def _audience(self) -> Iterator[None]:
+        """A terminal that is gone or can't show a character costs the run nothing."""
+        try:
+            yield
+        except (OSError, UnicodeError):
+            self._live = None
+
+    def write(self, console: Console, line: str) -> None:
+        """A line of the summary."""
+        with self._audience():
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def say(self, text: str) -> None:
         """A line of the driver's own."""
         if self._live is not None:
             step = self._last_step.get("step", 0)
-            self._live.event({"kind": "note", "text": text, "time": time.time(), "step": step})
+            with self._audience():
+                self._live.event({"kind": "note", "text": text, "time": time.time(), "step": step})
 
     def result(self, error: BaseException | None, signal_exit_code: int) -> RunResult:
         """How the run ended.
@@ -123,8 +140,9 @@ class Monitor:
 
     def close(self) -> None:
         """End the live line."""
-        if self._live is not None:
-            self._live.close()
+        with self._audience():
+            if self._live is not None:
+                self._live.close()
 
     def _startup(self) -> dict[str, float]:
         parts, previous = {}, self._begun

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from adaptive_platform.cluster.backend import stop_signalled
@@ -77,7 +78,9 @@ class Recorder:
         self.send("evaluation", record)
 
     def event(self, record: EventRecord) -> None:
-        """See `Observer.event`."""
+        """See `Observer.event`. File names that are no text are shown with their bytes escaped."""
+        text = record.text.encode("utf-8", "backslashreplace").decode()
+        record = replace(record, text=text)
         if self._journal is None:
             self._early.append(record)
         else:

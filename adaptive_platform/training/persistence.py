@@ -150,11 +150,8 @@ class Persistence:
         # Only now: what was left unfinished is no danger, and a good one might be all there is.
         removed = self._store.clean_partial()
         if found is None:
-            if must_resume:
-                raise CheckpointError(
-                    "resume: the run directory holds no checkpoint. Start a new run instead."
-                )
-            return b"", []
+            told = ["no checkpoint was saved before: starting from the beginning"]
+            return b"", told if must_resume else []
         _, content, messages = found
         if removed:
             messages.append(f"removed {removed} unfinished checkpoint(s)")

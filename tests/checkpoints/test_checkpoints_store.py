@@ -176,3 +176,55 @@ def test_killed_between_two_files(tmp_path):
     assert store.load_newest()[0].step == 1
     assert store.clean_partial() == 1
     assert os.listdir(tmp_path / "checkpoints") == ["step-00000001"]
+
+
+def test_going_back_past_a_damaged_one_does_not_cost_the_next_good_one(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    store.save(state(50), 50)
+    damaged = Path(store.save(state(100), 100).path)
+    (damaged / "state.pt").write_bytes(b"PK")
+    assert newest(store)[0] == 50
+    store.save(state(60), 60)
+    store.prune(1, keep_step=None)
+    assert newest(store)[0] == 60
+
+
+@pytest.mark.parametrize("manifest", ["{}", "[]", '{"format": 1}', '{"format": 1, "files": 3}'])
+def test_a_manifest_that_says_nothing_is_passed_over(tmp_path, manifest):
+    store = CheckpointStore(str(tmp_path))
+    store.save(state(1), 1)
+    second = Path(store.save(state(2), 2).path)
+    (second / "manifest.json").write_text(manifest)
+    assert newest(store)[0] == 1
+
+
+def test_what_the_storage_said_is_not_hidden_by_torch(tmp_path):
+    """A full disk is an OSError, which the run survives, and not torch's RuntimeError."""
+    store = CheckpointStore(str(tmp_path))
+    real = store._fs
+
+    class Full:
+        def __getattr__(self, name):
+            return getattr(real, name)
+
+        def open_output_stream(self, path):
+            stream = real.open_output_stream(path)
+
+            class Stream:
+                def __enter__(self):
+                    return self
+
+                def __exit__(self, *_):
+                    stream.close()
+
+                def write(self, data):
+                    raise OSError(28, "No space left on device")
+
+                def flush(self):
+                    pass
+
+            return Stream()
+
+    store._fs = Full()
+    with pytest.raises(OSError, match="No space left"):
+        store.save(state(1), 1)

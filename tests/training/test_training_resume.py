@@ -160,9 +160,11 @@ def test_foreign_checkpoints_are_refused_with_the_reason(tmp_path):
         train(recipe(), world_size=2, run_dir=tmp_path, data=Points(44), classes=("a", "b", "c"))
 
 
-def test_resume_without_a_checkpoint_is_refused_on_every_worker(tmp_path):
-    with pytest.raises(CheckpointError, match="holds no checkpoint"):
-        train(recipe(), world_size=2, run_dir=tmp_path, must_resume=True)
+def test_resume_before_the_first_checkpoint_begins_anew_and_says_so(tmp_path):
+    """Killed early, a directory must not be lost for resuming."""
+    outcome = train(recipe("stop.steps=2"), world_size=2, run_dir=tmp_path, must_resume=True)[0]
+    assert outcome.run.progress.step == 2
+    assert any("starting from the beginning" in e.text for e in outcome.watcher.events)
 
 
 def test_another_optimizer_starts_anew_and_says_so(tmp_path):
