@@ -60,8 +60,9 @@ class Duration:
 
     def __str__(self) -> str:
         # All digits: this is also how recipes are written, and a milestone must not move.
-        whole = int(self.value) if self.value.is_integer() and self.value < 1e15 else self.value
-        return f"{whole} {self.unit.value}"
+        value = float(self.value)
+        shown = str(int(value)) if value.is_integer() and value < 1e15 else repr(value)
+        return f"{shown} {self.unit.value}"
 
     def __sub__(self, other: Duration) -> Duration:
         if other.unit is not self.unit:
