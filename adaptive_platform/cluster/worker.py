@@ -113,6 +113,7 @@ def build_run(
         store=store,
         observer=observer,
         must_resume=job.must_resume,
+        makes_adversaries=True,
     )
 
 
@@ -121,10 +122,12 @@ def _loop(run: TrainingRun, job: Job) -> None:
     device = next(run.model.parameters()).device
     try:
         for batch in run:
-            with run.recipe.precision.autocast(device.type):
-                outputs = run.model(batch.inputs)
-                losses = loss(outputs, batch.targets)
-            run.backward(losses, outputs)
+            with run.memory_guard():
+                batch = run.with_adversaries(batch, loss)
+                with run.recipe.precision.autocast(device.type):
+                    outputs = run.model(batch.inputs)
+                    losses = loss(outputs, batch.targets)
+                run.backward(losses, outputs)
     finally:
         run.close()
 
