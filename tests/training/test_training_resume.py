@@ -117,16 +117,22 @@ def test_checkpoint_loads_in_plain_pytorch_at_any_worker_count(tmp_path):
     assert_same(dict(model.state_dict()), outcome.weights, 0.0)
 
 
-EAGER = {"decide_every": "8 samples", "min_observations": 1, "hysteresis": 0.0, "max_batch": 30}
+EAGER = {
+    "decide_every": "12 samples",
+    "min_observations": 1,
+    "hysteresis": 0.0,
+    "max_growth": 1.15,
+    "max_batch": 30,
+}
 DECIDES = {
     "fixed": {},
     "schedule": {"stages": [{"at": "1 epochs", "batch": 12}, {"at": "2 epochs", "batch": 20}]},
-    "smith": {"decays": ["0.5 epochs", "1.5 epochs"], "factor": 2.0},
+    "smith": {"decays": ["0.5 epochs", "2 epochs"], "factor": 2.0},
     "noise_scale": EAGER,
     "gsnr": EAGER,
     "goodput": EAGER | {"min_gain": 0.0},
-    "abs": {"eigenvalue_drop": 1.001, "duration_epochs": 2},
-    "absa": {"eigenvalue_drop": 1.001, "duration_epochs": 2, "adversarial_fraction": 0.8},
+    "abs": {"eigenvalue_drop": 1.001, "duration_epochs": 1},
+    "absa": {"eigenvalue_drop": 1.001, "duration_epochs": 1, "adversarial_fraction": 0.8},
 }
 """Settings with which each kind changes the batch before and after the stop at step 12."""
 
@@ -142,9 +148,9 @@ def test_every_controller_resumes(tmp_path, kind):
     )
 
     def run(**how):
-        return train(
-            config, world_size=2, data=data, seconds_of=lambda b: 0.01 + 0.001 * b, **how
-        )[0]
+        return train(config, world_size=2, data=data, seconds_of=lambda b: 0.01 + 0.001 * b, **how)[
+            0
+        ]
 
     whole = run()
     first = run(run_dir=tmp_path, stop_after=12)
