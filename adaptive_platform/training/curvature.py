@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from adaptive_platform.collectives import Reducer
 from adaptive_platform.data import DataConfig, MicroBatch, Samples, evaluation_batches
@@ -81,7 +82,8 @@ class Curvature:
         numbers = sum(p.numel() for p in self._parameters)
         generator = torch.Generator().manual_seed(self._seed)
         start = torch.randn(numbers, generator=generator).to(device)
-        with _in_eval_mode(self._model):
+        # Of attention's kernels only this one can be differentiated twice.
+        with _in_eval_mode(self._model), sdpa_kernel(SDPBackend.MATH):
             try:
                 product = hessian_vector_product(loss, self._parameters) if share else _zeros
                 # Each worker's product is a part of the mean over the probe: the sum is the whole.
