@@ -359,7 +359,6 @@ class TrainingRun:
     ) -> None:
         state, before = self.state, self.progress
         microbatches = share.microbatches if share else []
-        summary = state.summary()
         lr = gain = 0.0
         if measured.counts:
             self._measuring.noise(measured, self._step, self._buckets)
@@ -372,6 +371,9 @@ class TrainingRun:
         else:
             self._skip(measured, consumed)
         state.loss_scale = state.loss_scale.after(overflow=not measured.finite)
+        seconds = self._clock() - started
+        if self.progress.epoch != before.epoch:
+            self._measuring.curvature()
         ids = None
         if self.recipe.report.record_sample_ids:
             mine = [i for m in microbatches for i in m.ids.tolist()]
@@ -381,19 +383,17 @@ class TrainingRun:
             before=before,
             after=self.progress,
             microbatches=microbatches,
-            summary=summary,
+            summary=state.summary(),
             lr=lr,
             gain=gain,
             base_batch=self._rates.base_batch,
             world_size=self.reducer.world_size,
-            seconds=self._clock() - started,
+            seconds=seconds,
             data_seconds=share.wait_seconds if share else 0.0,
             sample_ids=ids,
         )
         if self.is_first:
             self.observer.step(record, self.fraction_done)
-        if self.progress.epoch != before.epoch:
-            self._measuring.curvature()
         if measured.counts:
             self._measuring.speed(record.microbatch, record.accumulation, record.step_seconds)
             self._decide()
