@@ -1,11 +1,12 @@
 """What each batch controller brings on real images: accuracy, steps and samples, with intervals.
 
-    python experiments/studies/controllers.py --images ../shared/data/cifar10
+    python experiments/studies/controllers.py
+    python experiments/studies/controllers.py --images ../shared/data/cifar10 --target 0.55
 
-A small network on the first 10,000 training and 2,000 test images of CIFAR-10, one process, the
-same number of samples for every arm, several seeds. Each finished run is a line of
-`controllers.jsonl`, so a study that is stopped goes on where it was; `controllers.md` is written
-anew from all lines after every run.
+A small network on handwritten digits (8x8 pixels), or with `--images` on the first 10,000 training
+and 2,000 test images of CIFAR-10; one process, the same number of samples for every arm, several
+seeds. Each finished run is a line of `controllers-<data>.jsonl`, so a study that is stopped goes on
+where it was; `controllers-<data>.md` is written anew from all lines after every run.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from torch.distributed import HashStore
 from torch.nn import functional as F
 
 from adaptive_platform.collectives import Membership
-from adaptive_platform.data import DataSource, PythonConfig, wrap_dataset
+from adaptive_platform.data import DataConfig, DataSource, PythonConfig, wrap_dataset
+from adaptive_platform.data.digits import DigitsConfig
 from adaptive_platform.recipe import load_recipe
 from adaptive_platform.report.records import EvalRecord, StepRecord
 from adaptive_platform.training.observer import SilentObserver
@@ -100,15 +102,17 @@ class Images(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
         return self.inputs[index], self.labels[index]
 
 
-def network(seed: int) -> nn.Module:
+def network(seed: int, pixels: int) -> nn.Module:
+    """Convolutions with batch norm, each halving the image, down to 4 or 2 pixels."""
     torch.manual_seed(seed)
     layers: list[nn.Module] = []
     before = 3
-    for width in (16, 32, 64):
+    for width in (16, 32, 64) if pixels > 8 else (16, 32):
         layers += [nn.Conv2d(before, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(),
                    nn.MaxPool2d(2)]  # fmt: skip
         before = width
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 16, 10))
+        pixels //= 2
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(before * pixels**2, 10))
 
 
 class Keeper(SilentObserver):
@@ -127,12 +131,16 @@ class Keeper(SilentObserver):
         self.evals.append(record)
 
 
-def train(arm: dict[str, object], seed: int, epochs: int, source: DataSource) -> Keeper:
+def train(
+    arm: dict[str, object], seed: int, epochs: int, source: DataSource, config: DataConfig
+) -> Keeper:
+    """One run of one arm."""
+    pixels = source.train.image_size or 32
     recipe = load_recipe(
         {
             "seed": seed,
             "stop": {"epochs": epochs},
-            "data": {"kind": "python"},
+            "data": config.model_dump(),
             "optimizer": {"kind": "sgd", "lr": 0.02, "momentum": 0.9, "weight_decay": 5e-4},
             "schedule": {"kind": "cosine"},
             "reducer": {"kind": "ring"},
@@ -142,7 +150,7 @@ def train(arm: dict[str, object], seed: int, epochs: int, source: DataSource) ->
     )
     keeper = Keeper()
     membership = Membership(HashStore(), 0, 1)
-    run = TrainingRun(recipe, network(seed), source, PythonConfig(), membership, observer=keeper)
+    run = TrainingRun(recipe, network(seed, pixels), source, config, membership, observer=keeper)
     try:
         for batch in run:
             outputs = run.model(batch.inputs)
@@ -210,14 +218,16 @@ def table(lines: list[dict[str, object]], options: argparse.Namespace) -> str:
 
 
 def write_page(lines: list[dict[str, object]], options: argparse.Namespace) -> None:
+    images = " --images ../shared/data/cifar10" if options.images else ""
     command = (
-        "python experiments/studies/controllers.py --images ../shared/data/cifar10 "
-        f"--epochs {options.epochs} --seeds {options.seeds} --target {options.target:g}"
+        f"python experiments/studies/controllers.py{images} --epochs {options.epochs} "
+        f"--seeds {options.seeds} --target {options.target:g}"
     )
-    (options.out / "controllers.md").write_text(
-        "# Batch controllers on CIFAR-10 images\n\n"
-        f"{options.epochs} epochs of the first {options.train} training images, scored on the "
-        f"first {options.test} test images; a network of three convolutions, SGD with momentum, "
+    data = "10,000 images of CIFAR-10" if options.images else "handwritten digits"
+    path = options.out / f"controllers-{name_of(options)}.md"
+    path.write_text(
+        f"# Batch controllers on {data}\n\n"
+        f"{options.epochs} epochs, a small convolutional network, SGD with momentum, "
         "one worker that sees noise between the halves of each batch. Every arm trains on the "
         "same number of samples and starts from the settings that suit the batch of "
         f"{SMALL}. Mean over seeds with its 95 % interval (Student's t); a dash where not every "
@@ -228,32 +238,41 @@ def write_page(lines: list[dict[str, object]], options: argparse.Namespace) -> N
     )
 
 
+def name_of(options: argparse.Namespace) -> str:
+    return "cifar10" if options.images else "digits"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images", type=Path, required=True, help="train.parquet, test.parquet")
+    parser.add_argument("--images", type=Path, help="folder of train.parquet and test.parquet")
     parser.add_argument("--out", type=Path, default=HERE)
-    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--target", type=float, default=0.55)
+    parser.add_argument("--target", type=float, default=0.97)
     parser.add_argument("--train", type=int, default=10_000)
     parser.add_argument("--test", type=int, default=2_000)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    record = options.out / "controllers.jsonl"
+    record = options.out / f"controllers-{name_of(options)}.jsonl"
     text = record.read_text(encoding="utf-8") if record.exists() else ""
     lines = [json.loads(line) for line in text.splitlines()]
     done = {(line["arm"], line["seed"], line["epochs"]) for line in lines}
-    source = wrap_dataset(
-        Images(options.images / "train.parquet", options.train),
-        Images(options.images / "test.parquet", options.test),
-        tuple(str(digit) for digit in range(10)),
-    )
+    config: DataConfig = DigitsConfig(image_size=8)
+    if options.images:
+        config = PythonConfig()
+        source = wrap_dataset(
+            Images(options.images / "train.parquet", options.train),
+            Images(options.images / "test.parquet", options.test),
+            tuple(str(digit) for digit in range(10)),
+        )
+    else:
+        source = config.open()
     for seed in range(options.seeds):
         for name, arm in arms(options.epochs).items():
             if (name, seed, options.epochs) in done:
                 continue
             started = time.time()
-            result = result_of(train(arm, seed, options.epochs, source), options.target)
+            result = result_of(train(arm, seed, options.epochs, source, config), options.target)
             lines.append({"arm": name, "seed": seed, "epochs": options.epochs} | result)
             with record.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(lines[-1]) + "\n")
