@@ -218,12 +218,14 @@ def table(lines: list[dict[str, object]], options: argparse.Namespace) -> str:
 
 
 def write_page(lines: list[dict[str, object]], options: argparse.Namespace) -> None:
-    images = " --images ../shared/data/cifar10" if options.images else ""
+    images = f" --images ../shared/data/cifar10 --train {options.train}" if options.images else ""
     command = (
         f"python experiments/studies/controllers.py{images} --epochs {options.epochs} "
         f"--seeds {options.seeds} --target {options.target:g}"
     )
-    data = "10,000 images of CIFAR-10" if options.images else "handwritten digits"
+    data = (
+        f"the first {options.train} images of CIFAR-10" if options.images else "handwritten digits"
+    )
     path = options.out / f"controllers-{name_of(options)}.md"
     path.write_text(
         f"# Batch controllers on {data}\n\n"
