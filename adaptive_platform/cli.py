@@ -88,6 +88,31 @@ def report(
 
 
 @app.command()
+def replay(
+    run_dir: Annotated[str, typer.Argument(help="Run directory of a recorded run.")],
+    controller: Annotated[str, typer.Option(help="Kind of the batch controller to try.")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Its other fields.")
+    ] = None,
+) -> None:
+    """Say what another batch controller would have done with a run's recorded noise."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from adaptive_platform.training.replaying import replay_run
+
+    found = replay_run(run_dir, controller, settings or [])
+    for line in found.lines():
+        typer.echo(line)
+    table = Table("course", "steps", "samples", "seconds", "changes", "last batch", box=None)
+    for course in found.courses:
+        seconds = "" if course.seconds is None else f"{course.seconds:.4g}"
+        numbers = (course.steps, course.samples, seconds, course.changes, course.final_batch)
+        table.add_row(course.name, *map(str, numbers))
+    Console().print(table)
+
+
+@app.command()
 def recipes() -> None:
     """List the shipped recipes."""
     from adaptive_platform.recipe import shipped_recipes

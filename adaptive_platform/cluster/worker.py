@@ -122,6 +122,7 @@ def build_run(job: Job, membership: Membership, recorder: Recorder) -> TrainingR
         store=CheckpointStore(job.run_dir) if membership.rank == 0 else None,
         observer=recorder,
         must_resume=job.must_resume,
+        makes_adversaries=True,
     )
 
 
@@ -146,10 +147,12 @@ def _make_model(job: Job, source: DataSource) -> nn.Module:
 def _loop(run: TrainingRun, job: Job) -> None:
     loss = job.loss or run.recipe.loss.build()
     for batch in run:
-        with run.autocast():
-            outputs = run.model(batch.inputs)
-            losses = loss(outputs, batch.targets)
-        run.backward(losses, outputs)
+        with run.memory_guard():
+            batch = run.with_adversaries(batch, loss)
+            with run.autocast():
+                outputs = run.model(batch.inputs)
+                losses = loss(outputs, batch.targets)
+            run.backward(losses, outputs)
 
 
 def ending(run: TrainingRun) -> dict[str, Any]:

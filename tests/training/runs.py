@@ -121,14 +121,20 @@ def train(
     stop_after: int | None = None,
     keep_history: bool = False,
     loss_scale: float | None = None,
+    seconds_of: Callable[[int], float] | None = None,
 ) -> list[Outcome]:
-    """Train with `world_size` workers to the end; one outcome per rank."""
+    """Train with `world_size` workers to the end; one outcome per rank.
+
+    `loss` may be called by the loop's own way to make adversaries. With `seconds_of` a pass over b
+    samples takes `seconds_of(b)` by the run's clock, and nothing else takes any time.
+    """
     store = HashStore()
     torch.manual_seed(0)
     models = [model() for _ in range(world_size)]
 
     def work(rank: int) -> Outcome:
         watcher = Watcher()
+        now = [0.0]
         source = wrap_dataset(data if data is not None else Points(40), eval_data, classes or None)
         run = TrainingRun(
             config,
@@ -139,6 +145,8 @@ def train(
             store=CheckpointStore(str(run_dir)) if run_dir is not None and rank == 0 else None,
             observer=watcher,
             must_resume=must_resume,
+            makes_adversaries=True,
+            **({"clock": lambda: now[0]} if seconds_of else {}),
         )
         if loss_scale is not None:
             run.state.loss_scale = LossScale(value=loss_scale, growth_steps=0)
@@ -152,13 +160,16 @@ def train(
                 if keep_history and run.progress != step:
                     history.append(_weights(run.model))
                     step = run.progress
-                with config.precision.autocast("cpu"):
-                    outputs = run.model(batch.inputs)
-                if loss is not None:
-                    losses = loss(run, outputs, batch.targets)
-                else:
-                    losses = F.cross_entropy(outputs, batch.targets, reduction="none")
-                run.backward(losses, outputs)
+                now[0] += seconds_of(len(batch)) if seconds_of else 0.0
+                with run.memory_guard():
+                    batch = run.with_adversaries(batch, sample_loss)
+                    with run.autocast():
+                        outputs = run.model(batch.inputs)
+                    if loss is not None:
+                        losses = loss(run, outputs, batch.targets)
+                    else:
+                        losses = sample_loss(outputs, batch.targets)
+                    run.backward(losses, outputs)
             if keep_history:
                 history.append(_weights(run.model))
         finally:
@@ -166,6 +177,10 @@ def train(
         return Outcome(run, watcher, _weights(run.model), history)
 
     return as_threads(world_size, work)
+
+
+def sample_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets, reduction="none")
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
