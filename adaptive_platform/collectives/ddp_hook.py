@@ -52,12 +52,11 @@ class DdpState:
             A future of the same tensor; a `CollectiveError` comes out of it where backward ends.
         """
         bucket.div_(self._reducer.world_size)
-        wire = bucket if self._wire_dtype is None else bucket.to(self._wire_dtype)
-        pending = self._reducer.start(wire)
+        pending = self._reducer.start(bucket, self._wire_dtype)
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
             devices=[bucket.device] if bucket.is_cuda else None
         )
-        self._thread.submit(lambda: _hand_back(pending, wire, bucket, future))
+        self._thread.submit(lambda: _hand_back(pending, bucket, future))
         return future
 
 
@@ -70,15 +69,10 @@ def average(state: DdpState, bucket: GradBucket) -> torch.futures.Future[torch.T
 
 
 def _hand_back(
-    pending: Pending,
-    wire: torch.Tensor,
-    bucket: torch.Tensor,
-    future: torch.futures.Future[torch.Tensor],
+    pending: Pending, bucket: torch.Tensor, future: torch.futures.Future[torch.Tensor]
 ) -> None:
     try:
         pending.wait()
-        if wire is not bucket:
-            bucket.copy_(wire)
     except Exception as error:
         future.set_exception(error)  # type: ignore[arg-type]  # torch annotates it as a result
     else:

@@ -3,6 +3,10 @@
 Gloo's all-reduce is good and is used as it is; its reduce-scatter and all-gather are not rings,
 and a torus made of them is several times slower than one all-reduce. So those phases are pipelined
 point-to-point messages: segments of a chunk, several in flight, added from preallocated scratch.
+
+With a narrower type on the wire, messages are cast as they leave and sums are kept in the buffer's
+own type. Who sends a finished part also keeps the rounded values, so that all workers end with the
+same bits.
 """
 
 from __future__ import annotations
@@ -52,21 +56,23 @@ class GlooExecutor(Executor):
         self._segment_bytes = segment_bytes
         self._in_flight = in_flight
         self._scratch: dict[torch.dtype, list[torch.Tensor]] = {}
+        self._casts: dict[torch.dtype, torch.Tensor] = {}
         self._spans = lru_cache(maxsize=256)(self._spans_of)
         self._program = lru_cache(maxsize=256)(self._program_of)
 
-    def reduce(self, buffer: torch.Tensor, deadline: Deadline) -> None:
+    def reduce(self, buffer: torch.Tensor, wire_dtype: torch.dtype, deadline: Deadline) -> None:
         """Phase by phase; a phase without elements is left out by all its workers alike."""
+        exact = wire_dtype is buffer.dtype
         spans = self._spans(buffer.numel())
         for index, (phase, span) in enumerate(zip(self._plan.phases, spans, strict=True)):
             group = self._groups.of_phase(self._plan_index, index)
             if group is None or span.length == 0:
                 continue
-            if phase.op is Op.ALL_REDUCE and phase.algorithm is Algorithm.RING:
+            if exact and phase.op is Op.ALL_REDUCE and phase.algorithm is Algorithm.RING:
                 self._native_sum(buffer[span.start : span.stop], group, deadline)
             else:
-                program = self._program(index, buffer.numel(), buffer.element_size())
-                self._follow(program, phase, group, buffer, deadline)
+                program = self._program(index, buffer.numel(), wire_dtype.itemsize)
+                self._follow(program, phase, group, buffer, wire_dtype, deadline)
 
     def all_reduce(self, tensor: torch.Tensor, deadline: Deadline) -> None:
         """Gloo's own, over the group of all workers."""
@@ -121,9 +127,14 @@ class GlooExecutor(Executor):
         phase: Phase,
         group: Group,
         buffer: torch.Tensor,
+        wire_dtype: torch.dtype,
         deadline: Deadline,
     ) -> None:
-        backend, slots = group.backend, self._slots(buffer.dtype, program)
+        backend, slots = group.backend, self._slots(wire_dtype, program)
+        # A part is cast again only when it came back changed, and then its first send has ended,
+        # or when it is final, and then the same bytes are written once more.
+        exact = wire_dtype is buffer.dtype
+        wire = buffer if exact else self._cast(wire_dtype, buffer.numel())
         outgoing: dict[int, dist.Work] = {}
         incoming: dict[int, tuple[dist.Work, torch.Tensor]] = {}
         peer = 0
@@ -133,12 +144,17 @@ class GlooExecutor(Executor):
                 if action.step is Step.SEND:
                     message = program.sends[index]
                     peer = message.peer
-                    part = buffer[message.start : message.stop]
+                    part = wire[message.start : message.stop]
+                    if not exact:
+                        own = buffer[message.start : message.stop]
+                        part.copy_(own)
+                        if not message.add:
+                            own.copy_(part)
                     outgoing[index] = backend.send([part], peer, message.tag)
                 elif action.step is Step.RECEIVE:
                     message = program.receives[index]
                     peer = message.peer
-                    if message.add:
+                    if message.add or not exact:
                         part = slots[index % program.in_flight][: message.stop - message.start]
                     else:
                         part = buffer[message.start : message.stop]
@@ -150,6 +166,8 @@ class GlooExecutor(Executor):
                     work.wait(deadline.remaining)
                     if message.add:
                         buffer[message.start : message.stop].add_(part)
+                    elif not exact:
+                        buffer[message.start : message.stop].copy_(part)
                 else:
                     peer = program.sends[index].peer
                     outgoing.pop(index).wait(deadline.remaining)
@@ -163,6 +181,13 @@ class GlooExecutor(Executor):
             slots = [torch.empty(program.slot_length, dtype=dtype) for _ in range(self._in_flight)]
             self._scratch[dtype] = slots
         return slots
+
+    def _cast(self, dtype: torch.dtype, length: int) -> torch.Tensor:
+        """Memory that outgoing messages are cast to; kept like the slots."""
+        memory = self._casts.get(dtype)
+        if memory is None or memory.numel() < length:
+            memory = self._casts[dtype] = torch.empty(length, dtype=dtype)
+        return memory
 
     def _spans_of(self, length: int) -> tuple[Span, ...]:
         return self._plan.spans(self._rank, length)
