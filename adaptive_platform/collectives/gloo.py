@@ -4,6 +4,9 @@ Gloo's all-reduce is good and is used as it is; its reduce-scatter and all-gathe
 and a torus made of them is several times slower than one all-reduce. So those phases are pipelined
 point-to-point messages: segments of a chunk, several in flight, added from preallocated scratch.
 
+Where such phases surround an all-reduce (torus, hierarchical), a large buffer goes through in
+slices: Gloo's own thread sums one slice between the rows while the next is summed along them.
+
 With a narrower type on the wire, messages are cast as they leave and sums are kept in the buffer's
 own type. Who sends a finished part also keeps the rounded values, so that all workers end with the
 same bits.
@@ -12,6 +15,7 @@ same bits.
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -27,6 +31,8 @@ from adaptive_platform.collectives.schedules import Algorithm, Op, chunk_bounds,
 
 __all__ = ["GlooExecutor"]
 
+_SMALLEST_SLICE_BYTES = 2**20
+
 
 class GlooExecutor(Executor):
     """Executes one plan for one worker.
@@ -37,6 +43,7 @@ class GlooExecutor(Executor):
         groups: Connections for it.
         rank: This worker.
         segment_bytes: Largest point-to-point message.
+        num_slices: Parts of a large buffer that go through the phases one behind the other.
         in_flight: Receives posted ahead.
     """
 
@@ -47,6 +54,7 @@ class GlooExecutor(Executor):
         groups: ProcessGroups,
         rank: int,
         segment_bytes: int,
+        num_slices: int = 1,
         in_flight: int = 4,
     ) -> None:
         self._plan = plan
@@ -54,7 +62,11 @@ class GlooExecutor(Executor):
         self._groups = groups
         self._rank = rank
         self._segment_bytes = segment_bytes
+        self._num_slices = num_slices
         self._in_flight = in_flight
+        self._native = [
+            phase.op is Op.ALL_REDUCE and phase.algorithm is Algorithm.RING for phase in plan.phases
+        ]
         self._scratch: dict[torch.dtype, list[torch.Tensor]] = {}
         self._casts: dict[torch.dtype, torch.Tensor] = {}
         self._spans = lru_cache(maxsize=256)(self._spans_of)
@@ -63,21 +75,50 @@ class GlooExecutor(Executor):
     def reduce(self, buffer: torch.Tensor, wire_dtype: torch.dtype, deadline: Deadline) -> None:
         """Phase by phase; a phase without elements is left out by all its workers alike."""
         exact = wire_dtype is buffer.dtype
-        spans = self._spans(buffer.numel())
-        for index, (phase, span) in enumerate(zip(self._plan.phases, spans, strict=True)):
+        middle = self._native.index(True) if exact and True in self._native else None
+        if middle is None:
+            self._phases(range(len(self._native)), buffer, wire_dtype, deadline)
+            return
+        slices = self._slices(buffer)
+        sums: list[_Sum | None] = []
+        for part in slices:
+            self._phases(range(middle), part, wire_dtype, deadline)
+            sums.append(self._begin_phase_sum(middle, part, deadline))
+        for part, under_way in zip(slices, sums, strict=True):
+            if under_way is not None:
+                under_way.wait()
+            self._phases(range(middle + 1, len(self._native)), part, wire_dtype, deadline)
+
+    def _slices(self, buffer: torch.Tensor) -> list[torch.Tensor]:
+        """Parts that can overlap; the buffer itself where there is nothing to overlap with."""
+        count = min(self._num_slices, buffer.nbytes // _SMALLEST_SLICE_BYTES)
+        if count < 2 or len(self._native) == 1:
+            return [buffer]
+        bounds = chunk_bounds(0, buffer.numel(), count)
+        return [buffer[start:stop] for start, stop in pairwise(bounds)]
+
+    def _phases(
+        self, indices: range, part: torch.Tensor, wire_dtype: torch.dtype, deadline: Deadline
+    ) -> None:
+        """Some phases of one slice, by messages."""
+        for index in indices:
             group = self._groups.of_phase(self._plan_index, index)
-            if group is None or span.length == 0:
+            if group is None or self._spans(part.numel())[index].length == 0:
                 continue
-            if exact and phase.op is Op.ALL_REDUCE and phase.algorithm is Algorithm.RING:
-                self._native_sum(buffer[span.start : span.stop], group, deadline)
-            else:
-                program = self._program(index, buffer.numel(), wire_dtype.itemsize)
-                self._follow(program, phase, group, buffer, wire_dtype, deadline)
+            program = self._program(index, part.numel(), wire_dtype.itemsize)
+            self._follow(program, self._plan.phases[index], group, part, wire_dtype, deadline)
+
+    def _begin_phase_sum(self, index: int, part: torch.Tensor, deadline: Deadline) -> _Sum | None:
+        """Gloo's own sum for this worker's group of a phase, where it has one."""
+        group, span = self._groups.of_phase(self._plan_index, index), self._spans(part.numel())
+        if group is None or span[index].length == 0:
+            return None
+        return _Sum(part[span[index].start : span[index].stop], group, deadline)
 
     def all_reduce(self, tensor: torch.Tensor, deadline: Deadline) -> None:
         """Gloo's own, over the group of all workers."""
         if tensor.numel():
-            self._native_sum(tensor.view(-1), self._groups.world, deadline)
+            _Sum(tensor.view(-1), self._groups.world, deadline).wait()
 
     def broadcast(self, tensor: torch.Tensor, source: int, deadline: Deadline) -> None:
         """Gloo's own, as bytes, so that every type of element works."""
@@ -109,17 +150,7 @@ class GlooExecutor(Executor):
 
     def barrier(self, deadline: Deadline) -> None:
         """A sum of nothing much: it returns when all have come."""
-        self._native_sum(torch.zeros(1), self._groups.world, deadline, "barrier")
-
-    def _native_sum(
-        self, tensor: torch.Tensor, group: Group, deadline: Deadline, name: str = "all_reduce"
-    ) -> None:
-        options = dist.AllreduceOptions()
-        options.timeout = deadline.remaining
-        try:
-            group.backend.allreduce([tensor], options).wait()
-        except RuntimeError as error:
-            raise LinkError(name, group.label, (), str(error)) from None
+        _Sum(torch.zeros(1), self._groups.world, deadline, "barrier").wait()
 
     def _follow(
         self,
@@ -203,6 +234,28 @@ class GlooExecutor(Executor):
             max(1, self._segment_bytes // itemsize),
             self._in_flight,
         )
+
+
+class _Sum:
+    """Gloo's own all-reduce, under way on one of Gloo's threads."""
+
+    def __init__(
+        self, tensor: torch.Tensor, group: Group, deadline: Deadline, name: str = "all_reduce"
+    ) -> None:
+        self._group, self._name = group, name
+        options = dist.AllreduceOptions()
+        options.timeout = deadline.remaining
+        try:
+            self._work = group.backend.allreduce([tensor], options)
+        except RuntimeError as error:
+            raise LinkError(name, group.label, (), str(error)) from None
+
+    def wait(self) -> None:
+        """Return when it is done."""
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise LinkError(self._name, self._group.label, (), str(error)) from None
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -249,7 +249,14 @@ class Reducer:
             self._executors.append(
                 NcclExecutor(plan, index, self._groups, self.rank, self._device)
                 if on_cuda
-                else GlooExecutor(plan, index, self._groups, self.rank, self._config.segment_bytes)
+                else GlooExecutor(
+                    plan,
+                    index,
+                    self._groups,
+                    self.rank,
+                    self._config.segment_bytes,
+                    self._config.num_slices,
+                )
             )
         if not on_cuda:
             self._thread = OrderedThread(f"reducer-{self.rank}")
