@@ -14,7 +14,7 @@ same bits.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 
 import torch
@@ -26,7 +26,7 @@ from adaptive_platform.collectives.executor import Executor
 from adaptive_platform.collectives.failure import LinkError
 from adaptive_platform.collectives.groups import Group, ProcessGroups
 from adaptive_platform.collectives.pipeline import Program, Step, compile_program
-from adaptive_platform.collectives.plan import Phase, Plan, Span
+from adaptive_platform.collectives.plan import Phase, Plan
 from adaptive_platform.collectives.schedules import Algorithm, Op, chunk_bounds, rounds_of
 
 __all__ = ["GlooExecutor"]
@@ -61,7 +61,6 @@ class GlooExecutor(Executor):
         self._plan_index = plan_index
         self._groups = groups
         self._rank = rank
-        self._segment_bytes = segment_bytes
         self._num_slices = num_slices
         self._in_flight = in_flight
         self._native = [
@@ -69,8 +68,12 @@ class GlooExecutor(Executor):
         ]
         self._scratch: dict[torch.dtype, list[torch.Tensor]] = {}
         self._casts: dict[torch.dtype, torch.Tensor] = {}
-        self._spans = lru_cache(maxsize=256)(self._spans_of)
-        self._program = lru_cache(maxsize=256)(self._program_of)
+        # Nothing here may refer to this object: a cycle would keep the store's connection open
+        # until the garbage collector comes by.
+        self._spans = lru_cache(maxsize=256)(partial(plan.spans, rank))
+        self._program = lru_cache(maxsize=256)(
+            partial(_compile, plan, rank, segment_bytes, in_flight)
+        )
 
     def reduce(self, buffer: torch.Tensor, wire_dtype: torch.dtype, deadline: Deadline) -> None:
         """Phase by phase; a phase without elements is left out by all its workers alike."""
@@ -220,20 +223,27 @@ class GlooExecutor(Executor):
             memory = self._casts[dtype] = torch.empty(length, dtype=dtype)
         return memory
 
-    def _spans_of(self, length: int) -> tuple[Span, ...]:
-        return self._plan.spans(self._rank, length)
 
-    def _program_of(self, index: int, length: int, itemsize: int) -> Program:
-        phase, span = self._plan.phases[index], self._spans(length)[index]
-        place = phase.place(self._rank)
-        assert place is not None
-        size = len(phase.groups[place[0]])
-        return compile_program(
-            rounds_of(phase.op, phase.algorithm, size, place[1]),
-            chunk_bounds(span.start, span.stop, size),
-            max(1, self._segment_bytes // itemsize),
-            self._in_flight,
-        )
+def _compile(
+    plan: Plan,
+    rank: int,
+    segment_bytes: int,
+    in_flight: int,
+    index: int,
+    length: int,
+    itemsize: int,
+) -> Program:
+    """What `rank` does in phase `index` for a buffer of `length` elements."""
+    phase, span = plan.phases[index], plan.spans(rank, length)[index]
+    place = phase.place(rank)
+    assert place is not None
+    size = len(phase.groups[place[0]])
+    return compile_program(
+        rounds_of(phase.op, phase.algorithm, size, place[1]),
+        chunk_bounds(span.start, span.stop, size),
+        max(1, segment_bytes // itemsize),
+        in_flight,
+    )
 
 
 class _Sum:
