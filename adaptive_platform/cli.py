@@ -43,13 +43,17 @@ def train(
     """Train a recipe (`quickstart` if none is named) to its end."""
     from rich.console import Console
 
-    from adaptive_platform.cluster.trainer import train as run
+    from adaptive_platform.cluster.launch import launch
+    from adaptive_platform.cluster.trainer import resolve_recipe
 
     recipe, overrides = split_words(words or [])
     if address is not None:
         overrides.append(f"address={address}")
-    console = Console()
-    result = run(recipe, *overrides, console=console, command_time=_COMMAND_TIME)
+    result = launch(
+        resolve_recipe(recipe, overrides), console=Console(), command_time=_COMMAND_TIME
+    )
+    if result.exit_code == 2:
+        raise UserError(result.message)
     if result.exit_code == 1:
         typer.echo(f"failed: {result.message}", err=True)
     raise typer.Exit(result.exit_code)
@@ -82,6 +86,31 @@ def report(
 
         write_png(runs, target)
     typer.echo(target)
+
+
+@app.command()
+def replay(
+    run_dir: Annotated[str, typer.Argument(help="Run directory of a recorded run.")],
+    controller: Annotated[str, typer.Option(help="Kind of the batch controller to try.")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Its other fields.")
+    ] = None,
+) -> None:
+    """Say what another batch controller would have done with a run's recorded noise."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from adaptive_platform.training.replaying import replay_run
+
+    found = replay_run(run_dir, controller, settings or [])
+    for line in found.lines():
+        typer.echo(line)
+    table = Table("course", "steps", "samples", "seconds", "changes", "last batch", box=None)
+    for course in found.courses:
+        seconds = "" if course.seconds is None else f"{course.seconds:.4g}"
+        numbers = (course.steps, course.samples, seconds, course.changes, course.final_batch)
+        table.add_row(course.name, *map(str, numbers))
+    Console().print(table)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
@@ -52,10 +53,16 @@ class Duration:
         if match is None or name not in {unit.value for unit in Unit}:
             units = ", ".join(unit.value for unit in Unit)
             raise ValueError(f"write a number >= 0 and one of {units}, such as `100 steps`")
-        return cls(float(match["value"]), Unit(name))
+        value = float(match["value"])
+        if math.isinf(value) or 0.0 < value < 1e-6:
+            raise ValueError("write a number between 1e-6 and 1e300, or 0")
+        return cls(value, Unit(name))
 
     def __str__(self) -> str:
-        return f"{self.value:g} {self.unit.value}"
+        # All digits: this is also how recipes are written, and a milestone must not move.
+        value = float(self.value)
+        shown = str(int(value)) if value.is_integer() and value < 1e15 else repr(value)
+        return f"{shown} {self.unit.value}"
 
     def __sub__(self, other: Duration) -> Duration:
         if other.unit is not self.unit:

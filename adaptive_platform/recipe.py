@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,7 +12,9 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from adaptive_platform.checkpoints.store import CheckpointConfig
 from adaptive_platform.collectives import AnyReducer
-from adaptive_platform.controllers import AnyController, AnyLrRule
+from adaptive_platform.controllers import AnyController, AnyLrRule, AnyMomentumRule
+from adaptive_platform.controllers.lr_rules import LegwConfig
+from adaptive_platform.controllers.momentum_rules import KeepMomentumConfig
 from adaptive_platform.data import AnyData
 from adaptive_platform.errors import UserError
 from adaptive_platform.gradients.loss import LossConfig
@@ -20,7 +23,7 @@ from adaptive_platform.models import ModelConfig
 from adaptive_platform.optimizers import AnyOptimizer, AnySchedule
 from adaptive_platform.progress import Duration, Unit
 from adaptive_platform.settings import Settings, user_error
-from adaptive_platform.statistics import StatisticsConfig
+from adaptive_platform.statistics import StatisticsConfig, VarianceReductionConfig
 
 __all__ = [
     "Recipe",
@@ -30,8 +33,18 @@ __all__ = [
     "apply_overrides",
     "load_recipe",
     "parse_overrides",
+    "read_mapping",
     "shipped_recipes",
 ]
+
+_TEXTS = (["out"], ["resume"], ["address"], ["description"])
+"""Fields whose override is taken as it is typed."""
+
+_KEPT = {
+    "batch": frozenset(["global_batch", "min_batch", "max_batch"]),
+    "reducer": frozenset(["bucket_mib", "timeout_seconds"]),
+}
+"""Fields whose meaning does not depend on the kind of the part they belong to."""
 
 
 class StopConfig(Settings):
@@ -109,17 +122,23 @@ class Recipe(Settings):
     """Who chooses the global batch, and where it starts."""
     lr_rule: AnyLrRule
     """What the learning rate does when the batch is not the base batch."""
+    momentum_rule: AnyMomentumRule = KeepMomentumConfig()
+    """What momentum, or the first beta, does when learning rate or batch move."""
     statistics: StatisticsConfig = StatisticsConfig()
     """How gradient noise is measured."""
     optimizer: AnyOptimizer
     """What turns gradients into steps; its `lr` belongs to the base batch."""
     schedule: AnySchedule
     """How the learning rate moves over the run."""
+    vr: VarianceReductionConfig | None = None
+    """Reduces each gradient element where micro-batches disagree (VRGD), ahead of any optimizer.
+    Nothing: plain gradients."""
     microbatch: Annotated[int, Field(ge=1)] | None = None
     """Most samples of one forward and backward on one worker; more are accumulated. Nothing: a
-    worker takes its share at once."""
+    worker takes its share at once. Either way it is halved when memory runs out, on all workers,
+    and stays so; the global batch does not change."""
     clip_norm: Annotated[float, Field(gt=0)] | None = None
-    """Gradients with a larger norm are scaled down to it."""
+    """Gradients with a larger norm are scaled down to it, before `vr` reduces them."""
     max_failures: Annotated[int, Field(ge=0)] = 3
     """Worker losses after which the run gives up; it goes on from the newest checkpoint before."""
     reducer: AnyReducer
@@ -143,11 +162,53 @@ class Recipe(Settings):
     @model_validator(mode="after")
     def _fits_together(self) -> Recipe:
         self.schedule.check(self.stop.horizon)
+        for problem in _clashes(self):
+            raise ValueError(problem)
         return self
 
     def to_yaml(self) -> str:
         """The recipe as YAML that `load_recipe` reads back to an equal recipe."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _clashes(recipe: Recipe) -> Iterator[str]:
+    """Choices that are right alone and make no sense together: what, why, and the way out."""
+    batch, rule, schedule = recipe.batch, recipe.lr_rule, recipe.schedule
+    if batch.kind == "smith":
+        if rule.kind != "none":
+            yield (
+                f"lr_rule.kind = {rule.kind}: with batch.kind = smith the batch grows in the place "
+                "of a decay, and a rule that raises the learning rate with it would undo that; "
+                "must be none."
+            )
+        if schedule.kind != "constant":
+            yield (
+                f"schedule.kind = {schedule.kind}: with batch.kind = smith the batch grows in the "
+                "place of a decay, so a schedule that decays as well would decay twice; must be "
+                "constant (a warm-up may stay)."
+            )
+    if isinstance(rule, LegwConfig):
+        warmup = schedule.warmup
+        matches = warmup.unit is not Unit.EPOCHS or warmup.value == rule.warmup_epochs
+        if warmup.value == 0 or not matches:
+            yield (
+                f"lr_rule.warmup_epochs = {rule.warmup_epochs:g}: legw lengthens the schedule's "
+                f"own linear warm-up, and schedule.warmup = {warmup}; make the two equal."
+            )
+    momentum = recipe.momentum_rule
+    if momentum.kind != "keep":
+        optimizer = recipe.optimizer
+        if not optimizer.chosen_momentum:
+            yield (
+                f"momentum_rule.kind = {momentum.kind}: optimizer.kind = {optimizer.kind} has no "
+                "momentum here; set one above 0, or momentum_rule.kind to keep."
+            )
+        if momentum.kind == "correct" and not optimizer.lr_in_buffer:
+            yield (
+                f"momentum_rule.kind = correct: the buffer of optimizer.kind = {optimizer.kind} "
+                "holds no learning rates that could be corrected; must be keep or hold_noise, or "
+                "use optimizer.kind = lars with form = paper."
+            )
 
 
 def shipped_recipes() -> dict[str, str]:
@@ -177,6 +238,11 @@ def load_recipe(source: str | Path | dict[str, Any], overrides: list[str] | None
     try:
         return Recipe.model_validate(content)
     except ValidationError as error:
+        first = error.errors()[0]
+        if not first["loc"] and first["type"] == "value_error":
+            # About several fields together, which the message names itself.
+            said = str(first["ctx"]["error"])
+            raise UserError(f"{origin}: {said}" if origin else said) from None
         raise user_error(error, Recipe, origin) from None
 
 
@@ -193,7 +259,8 @@ def parse_overrides(words: list[str]) -> list[tuple[list[str], Any]]:
         if not equals or not all(names):
             raise UserError(f"{word}: write overrides as field=value, such as workers=2.")
         try:
-            value = yaml.safe_load(text)
+            # Paths are text: `out=/tmp/run #1` or `out=2024` mean what they say.
+            value = text if names in _TEXTS else yaml.safe_load(text)
         except yaml.YAMLError:
             raise UserError(f"{path} = {text}: not a YAML value; put quotes around text.") from None
         parsed.append((names, value))
@@ -205,8 +272,9 @@ def apply_overrides(
 ) -> dict[str, Any]:
     """A copy of `content` with the overrides put in.
 
-    Where an override chooses another `kind`, the fields that the new kind does not have are
-    dropped with the old kind, so that `batch.kind=fixed` is enough to say. In the same way
+    Where an override chooses another `kind`, the old kind's numbers are dropped with it, since a
+    learning rate of SGD is none for AdamW; only the batch and its bounds, and how long workers
+    wait for each other, mean the same for all kinds and stay. In the same way
     `stop.steps=100` takes the place of `stop.epochs`; the last one said wins.
     """
     lengths = [n[1] for n, _ in overrides if n in (["stop", "epochs"], ["stop", "steps"])]
@@ -222,7 +290,7 @@ def apply_overrides(
                 raise UserError(f"{where} = {child}: it has no fields of its own to set.")
             node = child
         if names[-1] == "kind" and len(names) == 2 and node.get("kind") != value:
-            known = _fields_of(names[0], value)
+            known = _fields_of(names[0], value) & _KEPT.get(names[0], frozenset())
             result[names[0]] = {k: v for k, v in node.items() if k in known} | {"kind": value}
         else:
             node[names[-1]] = value
@@ -254,8 +322,11 @@ def _read_yaml(source: str) -> tuple[dict[str, Any], str]:
     shipped = shipped_recipes()
     if source in shipped:
         text = (_recipe_folder() / f"{source}.yaml").read_text(encoding="utf-8")
-    elif path.is_file():
-        text = path.read_text(encoding="utf-8")
+    elif _is_file(path):
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{source}: can't be read as UTF-8 text ({error}).") from None
     else:
         close = difflib.get_close_matches(source, shipped, n=1)
         hint = f" Did you mean `{close[0]}`?" if close else ""
@@ -264,12 +335,32 @@ def _read_yaml(source: str) -> tuple[dict[str, Any], str]:
             f"Shipped: {', '.join(shipped)}."
         )
     try:
+        content = read_mapping(text, source)
+        return _copy(content), source
+    except RecursionError:
+        raise UserError(f"{source}: it contains itself (a YAML alias in a cycle).") from None
+
+
+def read_mapping(text: str | bytes, source: str) -> dict[str, Any]:
+    """A YAML mapping; the safe loader never runs code.
+
+    Raises:
+        UserError: Not YAML, or not a mapping.
+    """
+    try:
         content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{source}: not valid YAML ({error}).".replace("\n", " ")) from None
     if not isinstance(content, dict):
         raise UserError(f"{source}: a recipe is a YAML mapping of fields to values.")
-    return content, source
+    return content
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # such as a name that is too long
+        return False
 
 
 def _copy(node: Any) -> Any:

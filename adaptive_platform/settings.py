@@ -121,8 +121,8 @@ def _sentence(detail: ErrorDetails, model: type[BaseModel]) -> str:
     reason = detail["msg"]
     if kind == "value_error":
         reason = str(context.get("error", reason))
-    reason = reason[0].lower() + reason[1:]
-    return f"{field} = {_show(value)}: {reason}.{_help(owner, path)}".replace("..", ".")
+    reason = (reason[0].lower() + reason[1:]).rstrip(".")
+    return f"{field} = {_show(value)}: {reason}.{_help(owner, path)}"
 
 
 def _show(value: object) -> str:

@@ -33,6 +33,14 @@ def test_every_optimizer_can_be_chosen_by_its_kind_alone(kind):
     assert load_recipe("quickstart", [f"optimizer.kind={kind}"]).optimizer.kind == kind
 
 
+def test_numbers_of_the_old_kind_do_not_stay():
+    """AdamW must not inherit SGD's learning rate; the batch and its bounds mean the same to all."""
+    chosen = load_recipe("quickstart", ["optimizer.kind=adamw"]).optimizer
+    assert chosen == type(chosen)()
+    batch = load_recipe("quickstart", ["batch.kind=gsnr"]).batch
+    assert (batch.global_batch, batch.max_batch) == (32, 128)
+
+
 def test_kind_wins_wherever_it_stands_among_the_words():
     words = ["optimizer.momentum=0.5", "optimizer.kind=lars"]
     for order in (words, words[::-1]):
@@ -103,7 +111,7 @@ def test_durations():
     assert Duration.parse(2) == Duration(2.0, Unit.EPOCHS)
     assert Duration.parse("100 steps") == Duration(100.0, Unit.STEPS)
     assert str(Duration.parse("1e3 samples")) == "1000 samples"
-    for bad in ("-1 epochs", "soon", "5 parsecs", True, None, [1]):
+    for bad in ("-1 epochs", "soon", "5 parsecs", True, None, [1], "1e400 steps", "5e-324"):
         with pytest.raises(ValueError, match="write a number"):
             Duration.parse(bad)
     with pytest.raises(TypeError, match="units differ"):
@@ -126,3 +134,33 @@ def test_progress_keeps_its_books(steps):
     assert progress.step + progress.skipped_steps == len(steps)
     assert progress.scale_invariant_steps == pytest.approx(1.5 * progress.step)
     assert Progress(**progress.state_dict()) == progress
+
+
+@given(st.floats(1e-5, 1e12), st.sampled_from(list(Unit)))
+def test_durations_keep_all_digits_in_a_recipe(value, unit):
+    """A milestone that moved on the way through recipe.yaml would be another learning rate."""
+    assert Duration.parse(str(Duration(value, unit))) == Duration(value, unit)
+
+
+def test_paths_are_text():
+    for text in ("/tmp/run #1", "/tmp/a: b", "2024", "yes"):
+        assert load_recipe("quickstart", [f"out={text}"]).out == text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("name: Stra\xdfe".encode("latin-1"), "can't be read as UTF-8"),
+        ("name: x".encode("utf-16"), "can't be read as UTF-8"),
+        (b"a: &x {b: *x}", "contains itself"),
+        (b"- 1\n- 2", "a YAML mapping"),
+        (b"name: [", "not valid YAML"),
+    ],
+)
+def test_files_that_are_no_recipes_are_refused(tmp_path, content, message):
+    path = tmp_path / "recipe.yaml"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        load_recipe(path)
+    with pytest.raises(UserError, match="no file of that name"):
+        load_recipe("x" * 5000)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -27,39 +29,60 @@ _WORKERS = 2
 _PER_WORKER = 32
 _CLASSES = 10
 _NEVER = 10**9
+_RARELY = 10
+_ARMS: dict[str, dict[str, Any]] = {
+    "loop": {"statistics": {"every": _NEVER}},
+    "statistics": {"lr_rule": {"kind": "adascale"}},
+    "layers": {"lr_rule": {"kind": "adascale"}, "statistics": {"layers": True}},
+    "vr": {"statistics": {"every": _NEVER}, "vr": {"every": _RARELY}},
+}
+"""Loops of ours and what each changes in the recipe."""
 
 
 def overhead(*, quick: bool, models: tuple[str, ...] = ("resnet50", "resnet18")) -> list[Row]:
-    """Alternate blocks of bare DDP, our loop without, and our loop with statistics.
+    """Alternate blocks of bare DDP and of our loop: without statistics, with them, and with more.
 
-    2 workers of one thread, 32 images of 32x32 each, data in memory, SGD with momentum, fixed
-    batch. Memory is the peak of a fresh process per loop.
+    `layers` adds norms of each layer, `vr` is VRGD refreshed every 10 steps; where fairscale is
+    installed, its AdaScale around DDP runs in the same blocks. 2 workers of one thread, 32 images
+    of 32x32 each, data in memory, SGD with momentum, fixed batch. Memory is the peak of a fresh
+    process per loop.
 
     Args:
         quick: Few blocks of the first model and no memory, to end within a minute.
         models: torchvision models.
     """
-    blocks, steps = (4, 2) if quick else (12, 5)
+    # A block of ten steps holds one refresh of VRGD.
+    blocks, steps = (4, 2) if quick else (12, _RARELY)
     rows = []
     for model in models[:1] if quick else models:
         times = run_group(_WORKERS, _time_blocks, model, blocks, steps)[0]
-        bare, plain, full = times["bare"], times["loop"], times["statistics"]
-        rows.append(paired("overhead", f"{model}: loop over bare DDP", "s/step", plain, bare))
-        rows.append(
-            paired("overhead", f"{model}: loop with statistics over bare DDP", "s/step", full, bare)
-        )
-        rows.append(paired("overhead", f"{model}: statistics over loop", "s/step", full, plain))
+        for case, ours, baseline in (
+            ("loop over bare DDP", "loop", "bare"),
+            ("loop with statistics over bare DDP", "statistics", "bare"),
+            ("statistics over loop", "statistics", "loop"),
+            ("statistics with layers over loop", "layers", "loop"),
+            (f"VRGD every {_RARELY} steps over loop", "vr", "loop"),
+            ("fairscale AdaScale over bare DDP", "fairscale", "bare"),
+        ):
+            if ours in times:
+                name = f"{model}: {case}"
+                rows.append(paired("overhead", name, "s/step", times[ours], times[baseline]))
         if not quick:
-            rows.append(_memory(model))
+            rows += _memory(model)
     return rows
 
 
-def _memory(model: str) -> Row:
+def _memory(model: str) -> list[Row]:
     peaks = {
         arm: [max(run_group(_WORKERS, _peak_mib, model, arm)) for _ in range(3)]
-        for arm in ("bare", "statistics")
+        for arm in ("bare", "loop", "statistics", "vr")
     }
-    return paired("overhead", f"{model}: peak memory", "MiB", peaks["statistics"], peaks["bare"])
+    return [
+        paired(
+            "overhead", f"{model}: peak memory, {arm} over {base}", "MiB", peaks[arm], peaks[base]
+        )
+        for arm, base in (("statistics", "bare"), ("statistics", "loop"), ("vr", "loop"))
+    ]
 
 
 def _time_blocks(
@@ -69,9 +92,13 @@ def _time_blocks(
     _default_group(membership)
     arms = {
         "bare": _bare_loop(membership, model),
-        "loop": _our_loop(membership, model, measure=False, generation=1),
-        "statistics": _our_loop(membership, model, measure=True, generation=2),
+        **{
+            name: _our_loop(membership, model, name, generation)
+            for generation, name in enumerate(_ARMS, start=1)
+        },
     }
+    if find_spec("fairscale") is not None:
+        arms["fairscale"] = _bare_loop(membership, model, adascale=True)
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     for block in range(blocks + 1):  # the first one warms up
         for name, arm in arms.items():
@@ -92,7 +119,7 @@ def _peak_mib(membership: Membership, model: str, arm: str) -> float:
     loop = (
         _bare_loop(membership, model)
         if arm == "bare"
-        else _our_loop(membership, model, measure=True, generation=1)
+        else _our_loop(membership, model, arm, generation=1)
     )
     for _ in range(4):
         next(loop)
@@ -116,10 +143,13 @@ def _images(count: int) -> tuple[Tensor, Tensor]:
     return inputs, torch.randint(_CLASSES, (count,), generator=generator)
 
 
-def _bare_loop(membership: Membership, model: str) -> Iterator[None]:
+def _bare_loop(membership: Membership, model: str, *, adascale: bool = False) -> Iterator[None]:
     """What a person would write: DDP, batches sliced from tensors in memory."""
     network = nn.parallel.DistributedDataParallel(_network(model))
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
+    if adascale:
+        wrapper = import_module("fairscale.optim").AdaScale
+        optimizer = wrapper(optimizer, world_size=membership.world_size)
     inputs, targets = _images(8 * _PER_WORKER)
     while True:
         chosen = torch.randperm(len(inputs))[:_PER_WORKER]
@@ -143,12 +173,10 @@ class _InMemory(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
         return self._inputs[index], self._targets[index]
 
 
-def _our_loop(
-    membership: Membership, model: str, *, measure: bool, generation: int
-) -> Iterator[None]:
+def _our_loop(membership: Membership, model: str, arm: str, generation: int) -> Iterator[None]:
     """The platform's loop on the same work; one `next` is one optimizer step."""
     run = TrainingRun(
-        _recipe(measure),
+        _recipe(_ARMS[arm]),
         _network(model),
         wrap_dataset(_InMemory()),
         PythonConfig(),
@@ -162,17 +190,16 @@ def _our_loop(
         yield
 
 
-def _recipe(measure: bool) -> Recipe:
+def _recipe(arm: dict[str, Any]) -> Recipe:
     content: dict[str, Any] = {
         "stop": {"epochs": 100000},
         "data": {"kind": "python"},
         "batch": {"kind": "fixed", "global_batch": _PER_WORKER * _WORKERS},
-        "lr_rule": {"kind": "adascale" if measure else "none"},
+        "lr_rule": {"kind": "none"},
         "optimizer": {"kind": "sgd", "lr": 0.01, "momentum": 0.9},
         "schedule": {"kind": "cosine"},
         "reducer": {"kind": "ring"},
-        "statistics": {"every": 1 if measure else _NEVER},
         "checkpoint": {"every": "0 epochs"},
         "report": {"evaluate_every": "0 epochs"},
     }
-    return load_recipe(content)
+    return load_recipe(content | arm)

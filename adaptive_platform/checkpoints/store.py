@@ -1,10 +1,13 @@
-"""Checkpoints on disk: written aside, checksummed, then published; the newest valid one wins.
+"""Checkpoints on disk: the manifest is written last and commits; the newest valid one wins.
 
 Layout of a run's `checkpoints/` folder:
 
     step-00000120/state.pt         plain tensors and numbers, `torch.load(..., weights_only=True)`
     step-00000120/manifest.json    size and SHA-256 of each file; written last
-    .partial-...                   being written, or left by a process that died; never read
+    step-00000120.1/               saved again at the same step, after steps that were skipped
+
+A folder without a manifest is being written, or was left by a process that died; it is never read.
+Nothing is renamed, since object stores can't rename folders.
 """
 
 from __future__ import annotations
@@ -13,7 +16,6 @@ import hashlib
 import io
 import json
 import re
-import uuid
 from dataclasses import dataclass
 from typing import IO, Annotated, Any, cast
 
@@ -24,11 +26,11 @@ from pydantic import Field
 from adaptive_platform.errors import CheckpointError
 from adaptive_platform.progress import Duration, Unit
 from adaptive_platform.settings import Settings
+from adaptive_platform.storage import exists, join, open_location, read_bytes, write_bytes
 
-__all__ = ["CheckpointConfig", "CheckpointStore", "SavedCheckpoint"]
+__all__ = ["CheckpointConfig", "CheckpointStore", "SavedCheckpoint", "read_state"]
 
-_NAME = re.compile(r"^step-(\d+)$")
-_PARTIAL = ".partial-"
+_NAME = re.compile(r"^step-(\d+)(?:\.(\d+))?$")
 _STATE = "state.pt"
 _MANIFEST = "manifest.json"
 _FORMAT = 1
@@ -45,12 +47,14 @@ class CheckpointConfig(Settings):
     """Also keep the one with the best held-out score."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class SavedCheckpoint:
-    """A published checkpoint."""
+    """A published checkpoint; ordered by age."""
 
-    path: str
     step: int
+    again: int
+    """0 for the first one saved at this step."""
+    path: str
 
 
 class CheckpointStore:
@@ -58,15 +62,17 @@ class CheckpointStore:
 
     Args:
         run_dir: A local path or a URI that `pyarrow.fs` understands.
+
+    Raises:
+        UserError: No file system answers to the URI.
     """
 
     def __init__(self, run_dir: str) -> None:
-        filesystem, base = _resolve(run_dir)
-        self._fs = filesystem
-        self._root = f"{base.rstrip('/')}/checkpoints"
+        self._fs, base = open_location(run_dir)
+        self._root = join(base, "checkpoints")
 
     def save(self, state: dict[str, Any], step: int) -> SavedCheckpoint:
-        """Write one checkpoint; it appears whole or not at all.
+        """Write one checkpoint; until its manifest is there it does not exist for readers.
 
         Args:
             state: Tensors, numbers, strings and containers of them.
@@ -75,74 +81,76 @@ class CheckpointStore:
         Raises:
             OSError: The storage failed; nothing was published and older checkpoints are intact.
         """
-        final = f"{self._root}/step-{step:08d}"
-        partial = f"{self._root}/{_PARTIAL}{step:08d}-{uuid.uuid4().hex[:8]}"
-        self._fs.create_dir(partial, recursive=True)
+        again = len([name for name in self._names() if name[0] == step])
+        folder = join(self._root, f"step-{step:08d}" + (f".{again}" if again else ""))
+        self._fs.create_dir(folder, recursive=True)
         try:
-            with self._fs.open_output_stream(f"{partial}/{_STATE}") as stream:
+            with self._fs.open_output_stream(join(folder, _STATE)) as stream:
                 sink = _Hashing(stream)
-                torch.save(state, cast(IO[bytes], sink))
+                try:
+                    torch.save(state, cast(IO[bytes], sink))
+                except RuntimeError:
+                    if sink.error is None:
+                        raise
+                    raise sink.error from None  # torch hides what the storage said
             manifest = {
                 "format": _FORMAT,
                 "step": step,
                 "files": {_STATE: {"bytes": sink.size, "sha256": sink.digest()}},
             }
-            with self._fs.open_output_stream(f"{partial}/{_MANIFEST}") as stream:
-                stream.write(json.dumps(manifest, indent=1).encode())
-            replaced = f"{self._root}/{_PARTIAL}replaced-{uuid.uuid4().hex[:8]}"
-            if self._exists(final):
-                self._fs.move(final, replaced)
-            self._fs.move(partial, final)
-            if self._exists(replaced):
-                self._delete_quietly(replaced)
+            write_bytes(self._fs, join(folder, _MANIFEST), json.dumps(manifest, indent=1).encode())
         except BaseException:
-            self._delete_quietly(partial)
+            self._delete_quietly(folder)
             raise
-        return SavedCheckpoint(final, step)
+        return SavedCheckpoint(step, again, folder)
 
     def saved(self) -> list[SavedCheckpoint]:
         """Published checkpoints, oldest first; not yet verified."""
-        found = []
-        for info in self._fs.get_file_info(fs.FileSelector(self._root, allow_not_found=True)):
-            match = _NAME.match(info.base_name)
-            if match and info.type is fs.FileType.Directory:
-                found.append(SavedCheckpoint(info.path, int(match[1])))
-        return sorted(found, key=lambda saved: saved.step)
+        return sorted(
+            SavedCheckpoint(step, again, path)
+            for step, again, path in self._names()
+            if exists(self._fs, join(path, _MANIFEST))
+        )
 
-    def load_newest(self) -> tuple[SavedCheckpoint, dict[str, Any], list[str]] | None:
-        """The newest checkpoint whose checksums hold.
+    def load_newest(self) -> tuple[SavedCheckpoint, bytes, list[str]] | None:
+        """The newest checkpoint whose checksums hold; damaged newer ones are removed.
 
         Returns:
-            The checkpoint, its state and one message per newer one that was passed over; None
-            where there is no valid checkpoint and none was tried.
+            The checkpoint, its verified content for `read_state`, and one message per newer one
+            that was passed over; None where nothing was ever published.
 
         Raises:
             CheckpointError: There are checkpoints, but none of them is valid.
         """
-        messages: list[str] = []
+        reasons: list[str] = []
         for saved in reversed(self.saved()):
             try:
-                return saved, self.load(saved), messages
+                content = self.read(saved)
             except CheckpointError as error:
-                messages.append(f"{error} Going back to an older one.")
-        if messages:
-            raise CheckpointError(
-                "resume: no checkpoint is usable.\n"
-                + "\n".join(messages).replace(" Going back to an older one.", "")
-            )
+                reasons.append(str(error))
+                continue
+            for damaged in self.saved():
+                if damaged > saved:  # or `prune` would keep it in place of a good one
+                    self._delete_quietly(damaged.path)
+            return saved, content, [f"{reason} Going back to an older one." for reason in reasons]
+        if reasons:
+            raise CheckpointError("resume: no checkpoint is usable.\n" + "\n".join(reasons))
         return None
 
-    def load(self, saved: SavedCheckpoint) -> dict[str, Any]:
-        """Verify the checksums of one checkpoint and load it, tensors on the CPU.
+    def read(self, saved: SavedCheckpoint) -> bytes:
+        """The content of one checkpoint, verified against its checksum.
 
         Raises:
             CheckpointError: A file is missing, cut short or altered, or of an unknown format.
         """
         try:
-            manifest = json.loads(self._read(f"{saved.path}/{_MANIFEST}"))
-            expected = manifest["files"][_STATE]
+            manifest = json.loads(read_bytes(self._fs, join(saved.path, _MANIFEST)) or b"")
             known = manifest["format"] == _FORMAT
-            data = self._read(f"{saved.path}/{_STATE}")
+            sha256, size = "", 0
+            if known:
+                sha256 = manifest["files"][_STATE]["sha256"]
+                size = manifest["files"][_STATE]["bytes"]
+            data = read_bytes(self._fs, join(saved.path, _STATE))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"checkpoint {saved.path}: can't be read ({error}).") from error
         if not known:
@@ -150,41 +158,34 @@ class CheckpointStore:
                 f"checkpoint {saved.path}: format {manifest['format']}; this version reads "
                 f"{_FORMAT}."
             )
-        if hashlib.sha256(data).hexdigest() != expected["sha256"]:
+        if data is None or hashlib.sha256(data).hexdigest() != sha256:
             raise CheckpointError(
                 f"checkpoint {saved.path}: {_STATE} differs from its checksum "
-                f"({len(data)} of {expected['bytes']} bytes)."
+                f"({len(data or b'')} of {size} bytes)."
             )
-        try:
-            state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-        except Exception as error:
-            raise CheckpointError(
-                f"checkpoint {saved.path}: not a file of plain tensors ({error})."
-            ) from error
-        if not isinstance(state, dict):
-            raise CheckpointError(f"checkpoint {saved.path}: holds no state dictionary.")
-        return state
+        return data
 
     def prune(self, keep_last: int, keep_step: int | None) -> None:
-        """Delete checkpoints beyond the newest `keep_last`, except that of `keep_step`."""
+        """Delete checkpoints beyond the newest `keep_last`, except those of `keep_step`."""
         for saved in self.saved()[:-keep_last]:
             if saved.step != keep_step:
                 self._delete_quietly(saved.path)
 
     def clean_partial(self) -> int:
         """Delete what writers that died left behind; returns how many there were."""
-        selector = fs.FileSelector(self._root, allow_not_found=True)
-        left = [i for i in self._fs.get_file_info(selector) if i.base_name.startswith(_PARTIAL)]
-        for info in left:
-            self._delete_quietly(info.path)
+        published = {saved.path for saved in self.saved()}
+        left = [path for _, _, path in self._names() if path not in published]
+        for path in left:
+            self._delete_quietly(path)
         return len(left)
 
-    def _read(self, path: str) -> bytes:
-        with self._fs.open_input_stream(path) as stream:
-            return bytes(stream.read())
-
-    def _exists(self, path: str) -> bool:
-        return bool(self._fs.get_file_info(path).type is not fs.FileType.NotFound)
+    def _names(self) -> list[tuple[int, int, str]]:
+        found = []
+        for info in self._fs.get_file_info(fs.FileSelector(self._root, allow_not_found=True)):
+            match = _NAME.match(info.base_name)
+            if match and info.type is fs.FileType.Directory:
+                found.append((int(match[1]), int(match[2] or 0), info.path))
+        return found
 
     def _delete_quietly(self, path: str) -> None:
         try:
@@ -195,6 +196,22 @@ class CheckpointStore:
             return
 
 
+def read_state(content: bytes) -> dict[str, Any]:
+    """Load verified content, tensors on the CPU. Code in it can't run.
+
+    Raises:
+        CheckpointError: Not a dictionary of plain tensors and values.
+    """
+    try:
+        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointError(f"checkpoint: not a file of plain tensors ({reason}).") from error
+    if not isinstance(state, dict):
+        raise CheckpointError("checkpoint: holds no state dictionary.")
+    return state
+
+
 class _Hashing:
     """A stream that counts and hashes what passes through."""
 
@@ -202,11 +219,16 @@ class _Hashing:
         self._stream = stream
         self._hash = hashlib.sha256()
         self.size = 0
+        self.error: OSError | None = None
 
     def write(self, data: bytes) -> int:
         self._hash.update(data)
         self.size += len(data)
-        self._stream.write(data)
+        try:
+            self._stream.write(data)
+        except OSError as error:
+            self.error = error
+            raise
         return len(data)
 
     def flush(self) -> None:
@@ -214,10 +236,3 @@ class _Hashing:
 
     def digest(self) -> str:
         return self._hash.hexdigest()
-
-
-def _resolve(run_dir: str) -> tuple[Any, str]:
-    if "://" in run_dir:
-        filesystem, path = fs.FileSystem.from_uri(run_dir)
-        return filesystem, path
-    return fs.LocalFileSystem(), run_dir

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-import yaml
+from pyarrow.fs import FileSelector
 from pydantic import ValidationError
 
 from adaptive_platform.errors import UserError
-from adaptive_platform.recipe import Recipe
-from adaptive_platform.report.storage import join, open_location, read_bytes, write_bytes
+from adaptive_platform.recipe import Recipe, read_mapping
+from adaptive_platform.report.run_data import RECIPE_NAME
 from adaptive_platform.settings import user_error
+from adaptive_platform.storage import exists, is_local, join, open_location, read_bytes, write_bytes
 
 __all__ = ["RunDirectory", "recipe_of_run"]
-
-_RECIPE = "recipe.yaml"
 
 
 @dataclass(slots=True)
@@ -30,10 +31,10 @@ class RunDirectory:
     """Absolute path or URI."""
     recipe: Recipe
     """With `out` filled in."""
-    fresh: bool
-    """True when this run made the directory."""
-    _made: str
-    """The outermost folder that had to be made for it."""
+    _made: str | None
+    """The outermost folder that had to be made for it; None where it was there, and empty."""
+    _recipe_before: bytes | None
+    """The `recipe.yaml` of the run that is resumed; None for a new run."""
     _kept: bool = field(default=False, init=False)
 
     @classmethod
@@ -52,13 +53,15 @@ class RunDirectory:
             )
         recipe = recipe.model_copy(update={"out": path})
         system, root = _open("resume" if resuming else "out", path)
+        if Path(root) == Path("/"):
+            raise UserError(f"out = {path}: name a folder below it.")
         try:
-            known = read_bytes(system, join(root, _RECIPE)) is not None
+            known = read_bytes(system, join(root, RECIPE_NAME)) is not None
         except OSError as error:
             raise _unwritable(path, error) from None
         if resuming and not known:
             raise UserError(
-                f"resume = {recipe.resume}: this is no run directory (no {_RECIPE} in it). "
+                f"resume = {recipe.resume}: this is no run directory (no {RECIPE_NAME} in it). "
                 "Name the directory that the run printed."
             )
         if known and not resuming:
@@ -66,14 +69,19 @@ class RunDirectory:
                 f"out = {path}: it already holds a run. Continue that one with resume={path}, or "
                 "choose another directory."
             )
+        if not resuming and exists(system, root) and system.get_file_info(FileSelector(root)):
+            raise UserError(
+                f"out = {path}: it is not empty and holds no run. Choose another directory."
+            )
         stored = recipe.model_copy(update={"resume": None})
-        first = _first_missing(path)
         try:
+            before = read_bytes(system, join(root, RECIPE_NAME))
+            made = _to_be_made(system, root)
             system.create_dir(root, recursive=True)
-            write_bytes(system, join(root, _RECIPE), stored.to_yaml().encode())
+            write_bytes(system, join(root, RECIPE_NAME), stored.to_yaml().encode())
         except OSError as error:
             raise _unwritable(path, error) from None
-        return cls(path, recipe, fresh=not resuming, _made=first)
+        return cls(path, recipe, made, before)
 
     def keep(self) -> None:
         """The run left something worth keeping."""
@@ -81,17 +89,64 @@ class RunDirectory:
 
     @contextmanager
     def cleared_if_unused(self) -> Iterator[None]:
-        """Remove a fresh directory when the run inside never came to its first step."""
+        """Leave things as they were when the run never came to its first step.
+
+        Raises:
+            UserError: Another process of this machine is at work in the directory.
+        """
         system, root = open_location(self.path)
+        lock = _Lock(join(root, ".lock")) if is_local(system) else nullcontext()
         try:
-            yield
+            with lock:
+                yield
         finally:
-            ray_folder = join(root, ".ray")
-            if _exists(system, ray_folder):
-                system.delete_dir(ray_folder)
-            if self.fresh and not self._kept:
-                system.delete_dir(root)
+            self._clear()
+
+    def _clear(self) -> None:
+        system, root = open_location(self.path)
+        ray_folder = join(root, ".ray")
+        if exists(system, ray_folder):
+            system.delete_dir(ray_folder)
+        checkpoints = join(root, "checkpoints")
+        if self._kept or (self._recipe_before is None and exists(system, checkpoints)):
+            return  # Whatever ended the run, what was saved is worth more than a tidy folder.
+        if self._recipe_before is not None:
+            write_bytes(system, join(root, RECIPE_NAME), self._recipe_before)
+        elif self._made is None:
+            system.delete_dir_contents(root)
+        else:
+            system.delete_dir(root)
+            if is_local(system):
                 _remove_empty_parents(root, self._made)
+
+
+class _Lock:
+    """Held by the process that runs a directory; the system lets go of it when that process ends.
+
+    What is not promised: processes on other machines are kept out only where the file system
+    passes locks on.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file: IO[str] | None = None
+
+    def __enter__(self) -> None:
+        self._file = open(self._path, "a+", encoding="utf-8")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise UserError(
+                f"{os.path.dirname(self._path)}: another process is at work in this run. Wait for "
+                "it, stop it, or choose another directory."
+            ) from None
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+        with suppress(FileNotFoundError):
+            os.unlink(self._path)
 
 
 def recipe_of_run(run_dir: str) -> dict[str, Any]:
@@ -101,32 +156,30 @@ def recipe_of_run(run_dir: str) -> dict[str, Any]:
         UserError: There is none, or it is not a recipe.
     """
     system, root = _open("resume", _absolute(run_dir))
-    data = read_bytes(system, join(root, _RECIPE))
+    try:
+        data = read_bytes(system, join(root, RECIPE_NAME))
+    except OSError:
+        data = None
     if data is None:
         raise UserError(
-            f"resume = {run_dir}: this is no run directory (no {_RECIPE} in it). Name the "
+            f"resume = {run_dir}: this is no run directory (no {RECIPE_NAME} in it). Name the "
             "directory that the run printed."
         )
-    content = yaml.safe_load(data)
+    content = read_mapping(data, f"{run_dir}/{RECIPE_NAME}")
     try:
         Recipe.model_validate(content)
     except ValidationError as error:
-        raise user_error(error, Recipe, f"{run_dir}/{_RECIPE}") from None
-    assert isinstance(content, dict)
+        raise user_error(error, Recipe, f"{run_dir}/{RECIPE_NAME}") from None
     return content
 
 
 def _open(field_name: str, path: str) -> tuple[Any, str]:
     try:
         return open_location(path)
-    except (OSError, ValueError) as error:
+    except UserError:
+        raise
+    except (OSError, ValueError) as error:  # pyarrow's own complaints are among them
         raise UserError(f"{field_name} = {path}: {error}") from None
-
-
-def _exists(system: Any, path: str) -> bool:
-    from pyarrow import fs
-
-    return bool(system.get_file_info(path).type != fs.FileType.NotFound)
 
 
 def _unwritable(path: str, error: OSError) -> UserError:
@@ -136,10 +189,12 @@ def _unwritable(path: str, error: OSError) -> UserError:
     )
 
 
-def _first_missing(path: str) -> str:
-    """The outermost folder of a local `path` that is not there; `path` itself for a URI."""
-    missing = Path(path)
-    while "://" not in path and not missing.parent.exists():
+def _to_be_made(system: Any, root: str) -> str | None:
+    """The outermost folder above or at `root` that is not there; None where all are."""
+    if exists(system, root):
+        return None
+    missing = Path(root)
+    while is_local(system) and not missing.parent.exists():
         missing = missing.parent
     return str(missing)
 

@@ -20,6 +20,7 @@ from adaptive_platform.cluster.mailbox import Message, open_mailbox
 from adaptive_platform.cluster.monitor import Monitor
 from adaptive_platform.cluster.ray_session import is_local, ray_session, resources_for
 from adaptive_platform.cluster.worker import Job
+from adaptive_platform.errors import UserError
 from adaptive_platform.recipe import Recipe
 from adaptive_platform.report.records import RunResult
 from adaptive_platform.report.result import write_result
@@ -73,16 +74,20 @@ def launch(
             must_resume=recipe.resume is not None,
             **brought,
         )
-        with _asked_to_stop(mailbox, monitor) as asked:
-            error = _run_trainer(job, scaling, mailbox, monitor)
-        monitor.close()
+        try:
+            with _signals() as asked:
+                error = _run_trainer(job, scaling, monitor, asked)
+        finally:
+            if monitor.any_step:
+                directory.keep()
         result = monitor.result(error, asked.exit_code)
         if result.exit_code != 2 or monitor.any_step:
             directory.keep()
-            result = _publish(directory.path, recipe, result, session.logs)
+            result = _publish(directory.path, recipe, result, session.logs, monitor)
+    monitor.close()
     if console is not None and (result.exit_code != 2 or monitor.any_step):
         for line in summary_lines(asdict(result), directory.path):
-            console.print(line, highlight=False, markup=False)
+            monitor.write(console, line)
     return result
 
 
@@ -97,7 +102,7 @@ def _check_early(recipe: Recipe, brought: dict[str, Any]) -> None:
         recipe.data.open()
 
 
-def _run_trainer(job: Job, scaling: Any, mailbox: Any, monitor: Monitor) -> BaseException | None:
+def _run_trainer(job: Job, scaling: Any, monitor: Monitor, asked: _Asked) -> BaseException | None:
     """Fit on a thread of its own, so that this one can show progress and take signals."""
     from ray import cloudpickle
     from ray.train import FailureConfig, RunConfig
@@ -129,10 +134,17 @@ def _run_trainer(job: Job, scaling: Any, mailbox: Any, monitor: Monitor) -> Base
 
     thread = threading.Thread(target=fit, name="ray-train-fit", daemon=True)
     thread.start()
+    passed_on = False
     while thread.is_alive():
         thread.join(_POLL_SECONDS)
-        monitor.take(_collect(mailbox))
-    monitor.take(_collect(mailbox))
+        monitor.take(_collect(job.mailbox))
+        if asked.exit_code and not passed_on:
+            passed_on = True
+            job.mailbox.ask_to_stop.remote()
+            monitor.say(
+                "stopping: the workers finish the step in hand and save; Ctrl-C again leaves now"
+            )
+    monitor.take(_collect(job.mailbox))
     return failure[0] if failure else None
 
 
@@ -147,11 +159,13 @@ def _collect(mailbox: Any) -> list[Message]:
 
 @dataclass(slots=True)
 class _Asked:
+    """What signals asked for; 0 while there was none."""
+
     exit_code: int = 0
 
 
 @contextmanager
-def _asked_to_stop(mailbox: Any, monitor: Monitor) -> Iterator[_Asked]:
+def _signals() -> Iterator[_Asked]:
     """SIGINT and SIGTERM ask the workers to save and leave; a second SIGINT leaves at once.
 
     Elsewhere than on the main thread, where Python allows no handlers, signals stay as they are.
@@ -165,8 +179,6 @@ def _asked_to_stop(mailbox: Any, monitor: Monitor) -> Iterator[_Asked]:
         if asked.exit_code and number == signal.SIGINT:
             raise KeyboardInterrupt
         asked.exit_code = 128 + number
-        mailbox.ask_to_stop.remote()
-        monitor.say("stopping: the workers finish the step in hand and save; again to leave now")
 
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in before:
@@ -178,18 +190,24 @@ def _asked_to_stop(mailbox: Any, monitor: Monitor) -> Iterator[_Asked]:
             signal.signal(number, handler)
 
 
-def _publish(run_dir: str, recipe: Recipe, result: RunResult, logs: str) -> RunResult:
+def _publish(
+    run_dir: str, recipe: Recipe, result: RunResult, logs: str, monitor: Monitor
+) -> RunResult:
     """Write `report.html` and `result.json`, and say in the result where everything lies."""
-    outputs = {"run directory": run_dir, "checkpoints": f"{run_dir}/checkpoints"}
-    if recipe.report.html:
-        from adaptive_platform.report.html import write_html
-        from adaptive_platform.report.run_data import read_run
-
-        write_result(run_dir, result)
-        outputs["report"] = f"{run_dir}/report.html"
-        write_html([read_run(run_dir)], outputs["report"])
+    outputs = {"checkpoints": f"{run_dir}/checkpoints"}
     if logs:
         outputs["Ray's logs"] = logs
+    if recipe.report.html:
+        outputs["report"] = f"{run_dir}/report.html"
     result = replace(result, outputs=outputs)
-    write_result(run_dir, result)
+    try:
+        write_result(run_dir, result)
+        if recipe.report.html:
+            from adaptive_platform.report.html import write_html
+            from adaptive_platform.report.run_data import read_run
+
+            write_html([read_run(run_dir)], outputs["report"])
+    except (OSError, UserError) as error:
+        # The run itself is over; what is missing can be made again from its records.
+        monitor.say(f"report or result not written: {error}")
     return result

@@ -27,6 +27,17 @@ class Mailbox:
     def __init__(self) -> None:
         self._messages: list[Message] = []
         self._stop = False
+        self._final: dict[str, Any] | None = None
+
+    def end(self, failure: dict[str, Any]) -> None:
+        """An error that another attempt can't mend; the first one counts."""
+        if self._final is None:
+            self._final = failure
+            self._messages.append(("failed", failure, 0.0))
+
+    def final(self) -> dict[str, Any] | None:
+        """The error that ended the run, for workers that Ray started again in vain."""
+        return self._final
 
     def post(self, messages: list[Message]) -> bool:
         """Add messages; returns True when the run was asked to stop."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -59,8 +61,10 @@ class Monitor:
             if kind == "started":
                 for name, when in fields.items():
                     self.mark(name, when)
-            elif kind in ("ended", "failed"):
-                self._ending = {"status": "failed", **fields}
+            elif kind == "failed":
+                self._ending = {**fields, "status": "failed"}
+            elif kind == "ended":
+                self._ending = fields
             else:
                 self._show(kind, fields, fraction)
 
@@ -70,21 +74,37 @@ class Monitor:
             if self._initial_batch is None:
                 self._initial_batch = fields["global_batch"]
         self._decisions += kind == "decision"
-        if self._live is None:
-            return
-        if kind == "step":
-            self._live.step(fields, fraction)
-        elif kind == "decision":
-            self._live.decision(fields)
-        elif kind == "evaluation":
-            self._live.evaluation(fields)
-        elif kind == "event" and fields["kind"] != "checkpoint":
-            self._live.event(fields)
+        with self._audience():
+            if self._live is None:
+                return
+            if kind == "step":
+                self._live.step(fields, fraction)
+            elif kind == "decision":
+                self._live.decision(fields)
+            elif kind == "evaluation":
+                self._live.evaluation(fields)
+            elif kind == "event" and fields["kind"] != "checkpoint":
+                self._live.event(fields)
+
+    @contextmanager
+    def _audience(self) -> Iterator[None]:
+        """A terminal that is gone or can't show a character costs the run nothing."""
+        try:
+            yield
+        except (OSError, UnicodeError):
+            self._live = None
+
+    def write(self, console: Console, line: str) -> None:
+        """A line of the summary."""
+        with self._audience():
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def say(self, text: str) -> None:
         """A line of the driver's own."""
         if self._live is not None:
-            self._live.event({"kind": "note", "text": text, "time": time.time(), "step": 0})
+            step = self._last_step.get("step", 0)
+            with self._audience():
+                self._live.event({"kind": "note", "text": text, "time": time.time(), "step": step})
 
     def result(self, error: BaseException | None, signal_exit_code: int) -> RunResult:
         """How the run ended.
@@ -96,11 +116,11 @@ class Monitor:
         ending = dict(self._ending)
         status = ending.pop("status", "failed")
         message, code = ending.pop("message", ""), ending.pop("exit_code", 0)
-        if error is not None:
+        if error is not None and (status != "failed" or not message):
             status, message, code = "failed", cause_of(error), 1
         elif status == "interrupted":
             code = signal_exit_code or 143
-            message = "stopped as asked; continue with resume="
+            message = "stopped as asked"
         elif status == "failed":
             code = code or 1
             message = message or "the workers ended without saying how"
@@ -120,8 +140,9 @@ class Monitor:
 
     def close(self) -> None:
         """End the live line."""
-        if self._live is not None:
-            self._live.close()
+        with self._audience():
+            if self._live is not None:
+                self._live.close()
 
     def _startup(self) -> dict[str, float]:
         parts, previous = {}, self._begun
@@ -134,18 +155,19 @@ class Monitor:
 
 def cause_of(error: BaseException) -> str:
     """The innermost cause of a Ray Train failure in one line, without its stack of wrappers."""
-    text = str(error)
     failures = getattr(error, "worker_failures", None)
     if failures:
         rank, inner = sorted(failures.items(), key=lambda item: _is_consequence(item[1]))[0]
         return f"worker {rank}: {_named(inner)}"
-    return _last_line(text) or repr(error)
+    return _named(error)
 
 
 def _named(error: BaseException) -> str:
     line = _last_line(str(error))
     if not line:
         return repr(error)
+    if "No module named 'adaptive_platform'" in line:
+        line += " (install it on every node, or submit the run with --working-dir)"
     return (
         line if re.match(r"^[\w.]*(Error|Exception)\b", line) else f"{type(error).__name__}: {line}"
     )

@@ -8,14 +8,15 @@ from typing import Any
 from torch import nn
 
 from adaptive_platform.checkpoints.store import CheckpointStore
-from adaptive_platform.cluster.backend import stop_signalled
 from adaptive_platform.cluster.recorder import Recorder
 from adaptive_platform.cluster.rendezvous import meet
-from adaptive_platform.cluster.trainer import resolve_recipe
-from adaptive_platform.data import DataSource, PythonConfig, wrap_dataset
+from adaptive_platform.cluster.trainer import resolve_recipe, with_own_data
+from adaptive_platform.data import DataSource, wrap_dataset
 from adaptive_platform.gradients.loss import SampleLoss
 from adaptive_platform.recipe import Recipe
 from adaptive_platform.report.journal import Journal
+from adaptive_platform.report.run_data import RECIPE_NAME
+from adaptive_platform.storage import join, open_location, write_bytes
 from adaptive_platform.training.run import TrainingRun
 
 __all__ = ["Run"]
@@ -25,21 +26,31 @@ class Run(TrainingRun):
     """One worker's part of a run inside a plain Ray Train loop.
 
         def loop(config):
-            run = ap.Run("quickstart", model, (train_set, test_set))
-            for batch in run:
-                outputs = run.model(batch.inputs)
-                run.backward(F.cross_entropy(outputs, batch.targets, reduction="none"), outputs)
+            with ap.Run("quickstart", model, (train_set, test_set)) as run:
+                for batch in run:
+                    with run.autocast():
+                        outputs = model(batch.inputs)
+                        losses = F.cross_entropy(outputs, batch.targets, reduction="none")
+                    run.backward(losses, outputs)
 
     Batch, learning rate, reduction, optimizer, evaluation and checkpoints happen inside the
-    iteration. `backward` takes one loss per sample, so the scaling can't be got wrong.
+    iteration. `backward` takes one loss per sample, so the scaling can't be got wrong. Every worker
+    has to run the loop to its end; `ask_to_stop` on any of them ends it on all.
+
+    What stays the loop's own, whatever the recipe says: the model, the loss in training, the number
+    of workers and what happens to lost ones, and signals.
 
     Args:
         recipe: As for `ap.train`; with `out` the run is recorded and saved there, and goes on from
             the newest checkpoint when the loop is started again.
         model: The module, on its device; equal on all workers or made so.
-        data: A map-style data set, `(train, eval)`, or nothing for the recipe's data.
+        data: A map-style data set, `(train, eval)`, an opened `DataSource`, or None for the
+            recipe's data.
         overrides: `field=value` words.
         loss: Losses per sample for evaluation; the recipe's cross entropy where None.
+
+    Raises:
+        UserError: Recipe, data or checkpoint can't be used.
     """
 
     def __init__(
@@ -51,8 +62,8 @@ class Run(TrainingRun):
         loss: SampleLoss | None = None,
     ) -> None:
         resolved = resolve_recipe(recipe, list(overrides))
-        if data is not None and resolved.data.kind != "python":
-            resolved = resolved.model_copy(update={"data": PythonConfig()})
+        if data is not None and not isinstance(data, DataSource):
+            resolved = with_own_data(resolved)
         membership = meet(resolved.reducer.timeout_seconds)
         run_dir = resolved.resume or resolved.out
         keeps = membership.rank == 0 and run_dir is not None
@@ -70,16 +81,18 @@ class Run(TrainingRun):
         )
         if keeps and run_dir:
             self._recorder.open(Journal(run_dir, resume_step=self.progress.step))
+            system, root = open_location(run_dir)
+            stored = resolved.model_copy(update={"out": run_dir, "resume": None})
+            write_bytes(system, join(root, RECIPE_NAME), stored.to_yaml().encode())
 
-    @property
-    def stopping(self) -> bool:
-        """True when this worker was told to leave."""
-        return stop_signalled()
+    def ask_to_stop(self) -> None:
+        """Let all workers finish the step in hand, save, and end their loops."""
+        self._recorder.ask_to_stop()
 
     def close(self) -> None:
-        """Write the records and end process groups."""
-        self._recorder.close()
+        """Finish checkpoint and records, end process groups. Safe to call twice."""
         super().close()
+        self._recorder.close()
 
 
 def _source(data: Any, recipe: Recipe) -> DataSource:

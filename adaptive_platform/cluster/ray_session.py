@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from adaptive_platform.recipe import Recipe
 __all__ = ["RaySession", "is_local", "ray_session", "resources_for", "workers_wanted"]
 
 _OBJECT_STORE_BYTES = 256 * 2**20
+_PROBE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,7 @@ def ray_session(recipe: Recipe) -> Iterator[RaySession]:
             "num_cpus": max(os.cpu_count() or 1, _most(recipe.workers)),
             "object_store_memory": _OBJECT_STORE_BYTES,
         }
+    _probe(address)
     try:
         ray.init(address=address, **settings)
     except (ConnectionError, RuntimeError, ValueError) as error:
@@ -67,6 +70,24 @@ def ray_session(recipe: Recipe) -> Iterator[RaySession]:
         yield _session(local=local)
     finally:
         ray.shutdown()
+
+
+def _probe(address: str) -> None:
+    """Refuse at once an address where nobody answers: Ray itself would wait for minutes.
+
+    Raises:
+        UserError: No connection within a few seconds.
+    """
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():
+        return  # `local`, `auto`, or a name that Ray resolves.
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_SECONDS).close()
+    except OSError as error:
+        raise UserError(
+            f"address = {address}: nobody answers there ({error}). Start a cluster with `ray start "
+            "--head`, or leave `address` away for a local one."
+        ) from None
 
 
 def is_local(recipe: Recipe) -> bool:

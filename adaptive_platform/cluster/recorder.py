@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from adaptive_platform.cluster.backend import stop_signalled
@@ -14,10 +16,10 @@ __all__ = ["Recorder"]
 
 
 class Recorder:
-    """Watches one worker's run. Only rank 0 is given a journal and a mailbox.
+    """Watches one worker's run. Only rank 0 is given a mailbox and opens a journal.
 
-    Records that come before `open` wait for the journal, which can be opened only once it is
-    known from which step the run goes on.
+    Events that come before `open` wait for the journal, which can be opened only once it is known
+    from which step the run goes on. The journal is written on a thread of its own.
 
     Args:
         mailbox: The driver; None on other ranks and where there is no driver to talk to.
@@ -30,8 +32,11 @@ class Recorder:
         self._mailbox = mailbox
         self._flush_seconds = flush_seconds
         self._flushed_at = time.monotonic()
+        self._writer = ThreadPoolExecutor(1, "journal")
+        self._writing: Future[None] | None = None
         self._fraction = 0.0
         self._started = False
+        self._asked = False
 
     def open(self, journal: Journal) -> None:
         """Keep records in `journal` from now on."""
@@ -49,6 +54,7 @@ class Recorder:
     def step(self, record: StepRecord, fraction_done: float) -> None:
         """See `Observer.step`."""
         self._fraction = fraction_done
+        self._early = []  # Without a journal by now there will be none.
         if self._journal is not None:
             self._journal.step(record)
         if not self._started:
@@ -72,18 +78,28 @@ class Recorder:
         self.send("evaluation", record)
 
     def event(self, record: EventRecord) -> None:
-        """See `Observer.event`."""
-        if self._journal is not None:
+        """See `Observer.event`. File names that are no text are shown with their bytes escaped."""
+        text = record.text.encode("utf-8", "backslashreplace").decode()
+        record = replace(record, text=text)
+        if self._journal is None:
+            self._early.append(record)
+        else:
             self._journal.event(record)
             if record.kind in ("checkpoint", "stop"):
                 self.flush()
-        else:
-            self._early.append(record)
         self.send("event", record)
 
+    def ask_to_stop(self) -> None:
+        """Let all workers finish the step in hand, save, and leave."""
+        self._asked = True
+
     def stop_requested(self) -> bool:
-        """True after SIGTERM to this process, or when the driver asks."""
-        return stop_signalled() or (self._mailbox is not None and self._mailbox.stop_requested)
+        """True after SIGTERM to this process, `ask_to_stop`, or the driver's wish."""
+        return (
+            self._asked
+            or stop_signalled()
+            or (self._mailbox is not None and self._mailbox.stop_requested)
+        )
 
     def send(self, kind: str, record: Any) -> None:
         """Post to the driver, where there is one."""
@@ -91,18 +107,33 @@ class Recorder:
             self._mailbox.send(kind, record, self._fraction)
 
     def flush(self) -> None:
-        """Write what waits; where the storage fails it keeps waiting and people are told."""
-        self._flushed_at = time.monotonic()
+        """Begin to write what waits; where the storage fails it keeps waiting and people hear."""
         if self._journal is None:
             return
-        try:
-            self._journal.flush()
-        except JournalError as error:
-            warning = EventRecord(time=time.time(), step=0, kind="warning", text=str(error))
-            self.send("event", warning)
+        if self._writing is not None:
+            if not self._writing.done():
+                return  # Still at the last ones: the next flush takes these along.
+            self._tell_of(self._writing)
+        self._flushed_at = time.monotonic()
+        self._writing = self._writer.submit(self._journal.flush)
 
     def close(self) -> None:
         """Write and post everything."""
-        self.flush()
+        if self._writing is not None:
+            self._tell_of(self._writing)
+            self._writing = None
+        if self._journal is not None:
+            self.flush()
+            assert self._writing is not None
+            self._tell_of(self._writing)
+            self._journal = self._writing = None
+        self._writer.shutdown()
         if self._mailbox is not None:
             self._mailbox.flush()
+
+    def _tell_of(self, writing: Future[None]) -> None:
+        try:
+            writing.result()
+        except JournalError as error:
+            warning = EventRecord(time=time.time(), step=0, kind="warning", text=str(error))
+            self.send("event", warning)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import pickle
 import socket
 
 import ray
@@ -14,7 +15,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from adaptive_platform.collectives import Membership
 from adaptive_platform.errors import RunFailedError
 
-__all__ = ["alone", "meet"]
+__all__ = ["alone", "device_of_worker", "meet", "vote"]
 
 
 def meet(timeout_seconds: float) -> Membership:
@@ -41,6 +42,24 @@ def meet(timeout_seconds: float) -> Membership:
     return _membership(store, rank, world_size, ray.get_runtime_context().get_node_id())
 
 
+def vote(membership: Membership, error: Exception | None) -> None:
+    """Before there is a reducer: raise the error of the lowest rank that has one, on all workers.
+
+    Raises:
+        UserError: What the first worker that failed said.
+    """
+    if membership.world_size == 1:
+        if error is not None:
+            raise error
+        return
+    store = PrefixStore("vote", membership.store)
+    store.set(str(membership.rank), pickle.dumps(error).hex())
+    for rank in range(membership.world_size):
+        found = pickle.loads(bytes.fromhex(store.get(str(rank)).decode()))
+        if found is not None:
+            raise found
+
+
 def alone() -> Membership:
     """A group of one."""
     return Membership(store=HashStore(), rank=0, world_size=1, generation=0, node_of_rank=("here",))
@@ -49,7 +68,10 @@ def alone() -> Membership:
 def _from_torch() -> Membership:
     if not dist.is_initialized():
         return alone()
-    store = PrefixStore("adaptive_platform", dist.distributed_c10d._get_default_store())
+    default = dist.distributed_c10d._get_default_store()
+    # Counted per rank, so that a second run in one process group finds keys of its own.
+    use = default.add(f"adaptive_platform/uses/{dist.get_rank()}", 1)
+    store = PrefixStore(f"adaptive_platform/{use}", default)
     return _membership(store, dist.get_rank(), dist.get_world_size(), socket.gethostname())
 
 

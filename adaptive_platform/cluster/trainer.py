@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from adaptive_platform.cluster.directory import recipe_of_run
-from adaptive_platform.data import PythonConfig
-from adaptive_platform.errors import UserError
-from adaptive_platform.recipe import Recipe, load_recipe
+from adaptive_platform.data import DataConfig, PythonConfig
+from adaptive_platform.errors import RunFailedError, UserError
+from adaptive_platform.recipe import Recipe, load_recipe, shipped_recipes
 from adaptive_platform.report.records import RunResult
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from adaptive_platform.gradients.loss import SampleLoss
 
-__all__ = ["AdaptiveTrainer", "resolve_recipe", "train"]
+__all__ = ["AdaptiveTrainer", "resolve_recipe", "train", "with_own_data"]
 
 
 def resolve_recipe(
@@ -37,12 +37,7 @@ def resolve_recipe(
     if resume and not isinstance(recipe, Recipe):
         content = recipe_of_run(resume[-1])
         if recipe is not None:
-            named = load_recipe(recipe).name
-            if named != content.get("name"):
-                raise UserError(
-                    f"resume = {resume[-1]}: it holds a run of `{content.get('name')}`, not of "
-                    f"`{named}`. Leave the recipe away, or name the right directory."
-                )
+            _refuse_another(recipe, content, resume[-1])
         content.pop("out", None)
         return load_recipe(content, overrides)
     if isinstance(recipe, Recipe):
@@ -50,11 +45,45 @@ def resolve_recipe(
     return load_recipe(recipe if recipe is not None else "quickstart", overrides)
 
 
+def _refuse_another(recipe: str | Path | dict[str, Any], run: dict[str, Any], where: str) -> None:
+    """A resumed run goes on with its own recipe; one that says something else must not be ignored.
+
+    A shipped recipe is named by way of reminder, so only its name is compared.
+    """
+    named = load_recipe(recipe)
+    if named.name != run.get("name"):
+        raise UserError(
+            f"resume = {where}: it holds a run of `{run.get('name')}`, not of `{named.name}`. "
+            "Leave the recipe away, or name the right directory."
+        )
+    if str(recipe) in shipped_recipes():
+        return
+    asked, had = named.model_dump(mode="json"), Recipe.model_validate(run).model_dump(mode="json")
+    differing = [f for f in asked if f not in ("out", "resume") and asked[f] != had[f]]
+    if differing:
+        raise UserError(
+            f"resume = {where}: the run was made with another {', '.join(differing)} than {recipe} "
+            "says. Leave the file away and change single fields with field=value words."
+        )
+
+
+def with_own_data(recipe: Recipe) -> Recipe:
+    """The recipe for data from Python: settings of the old kind stay where they were changed."""
+    if recipe.data.kind == "python":
+        return recipe
+    defaults = {f: info.default for f, info in type(recipe.data).model_fields.items()}
+    kept = {
+        f: getattr(recipe.data, f)
+        for f in DataConfig.model_fields
+        if f != "kind" and getattr(recipe.data, f) != defaults[f]
+    }
+    return recipe.model_copy(update={"data": PythonConfig(**kept)})
+
+
 def train(
     recipe: Recipe | str | Path | dict[str, Any] | None = None,
     *overrides: str,
     console: Console | None = None,
-    command_time: float | None = None,
 ) -> RunResult:
     """Train from a recipe alone.
 
@@ -65,15 +94,17 @@ def train(
         recipe: A shipped name, a YAML path, a dictionary or a `Recipe`; `quickstart` where None.
         *overrides: `field=value` words.
         console: Where progress is shown; None for silence.
-        command_time: When the command began, in seconds since 1970.
+
+    Returns:
+        How it ended: `status` is `done`, or `interrupted` where a signal stopped it.
 
     Raises:
         UserError: The recipe or its data can't be used.
+        RunFailedError: It failed; the message names the cause.
     """
     from adaptive_platform.cluster.launch import launch
 
-    resolved = resolve_recipe(recipe, list(overrides))
-    return _raise_user_error(launch(resolved, console=console, command_time=command_time))
+    return _raise_failure(launch(resolve_recipe(recipe, list(overrides)), console=console))
 
 
 class AdaptiveTrainer:
@@ -107,8 +138,8 @@ class AdaptiveTrainer:
         if train_data is not None and model is None:
             raise UserError("model: give one that fits train_data.")
         self.recipe = resolve_recipe(recipe, list(overrides))
-        if train_data is not None and self.recipe.data.kind != "python":
-            self.recipe = self.recipe.model_copy(update={"data": PythonConfig()})
+        if train_data is not None:
+            self.recipe = with_own_data(self.recipe)
         self._brought = {
             "model": model,
             "train_data": train_data,
@@ -122,13 +153,16 @@ class AdaptiveTrainer:
 
         Raises:
             UserError: The recipe, model or data can't be used.
+            RunFailedError: Training failed; the message names the cause.
         """
         from adaptive_platform.cluster.launch import launch
 
-        return _raise_user_error(launch(self.recipe, console=console, **self._brought))
+        return _raise_failure(launch(self.recipe, console=console, **self._brought))
 
 
-def _raise_user_error(result: RunResult) -> RunResult:
+def _raise_failure(result: RunResult) -> RunResult:
     if result.exit_code == 2:
         raise UserError(result.message)
+    if result.status == "failed":
+        raise RunFailedError(result.message)
     return result

@@ -8,16 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import ray
 import torch
 from torch import nn
 
 from adaptive_platform.checkpoints.store import CheckpointStore
 from adaptive_platform.cluster.mailbox import MailboxClient
 from adaptive_platform.cluster.recorder import Recorder
-from adaptive_platform.cluster.rendezvous import device_of_worker, meet
-from adaptive_platform.collectives import Membership
-from adaptive_platform.data import wrap_dataset
-from adaptive_platform.errors import UserError
+from adaptive_platform.cluster.rendezvous import device_of_worker, meet, vote
+from adaptive_platform.collectives import CollectiveError, Membership
+from adaptive_platform.data import DataSource, wrap_dataset
+from adaptive_platform.errors import RunFailedError, UserError
 from adaptive_platform.gradients.loss import SampleLoss
 from adaptive_platform.models import is_convolutional
 from adaptive_platform.recipe import Recipe
@@ -55,54 +56,62 @@ def train_worker(job: Job, entered: float) -> None:
         job: What to do.
         entered: When this worker was reached, in seconds since 1970.
     """
+    final = ray.get(job.mailbox.final.remote())
+    if final is not None:
+        return  # Ray tried again after an error that stays; the driver knows it already.
     membership = meet(job.recipe.reducer.timeout_seconds)
     first = membership.rank == 0
-    mailbox = MailboxClient(job.mailbox) if first else None
-    recorder = Recorder(mailbox, job.recipe.report.flush_seconds)
-    store = CheckpointStore(job.run_dir) if first else None
+    recorder = Recorder(
+        MailboxClient(job.mailbox) if first else None, job.recipe.report.flush_seconds
+    )
     recorder.send("started", {"workers": entered, "met": time.time()})
+    run: TrainingRun | None = None
     try:
-        run = build_run(job, membership, device_of_worker(), store, recorder)
+        run = build_run(job, membership, recorder)
         recorder.send("started", {"built": time.time()})
         if first:
             recorder.open(Journal(job.run_dir, resume_step=run.progress.step))
         _loop(run, job)
+        run.close()
         recorder.send("ended", ending(run))
-    except UserError as error:
-        # All workers raise it together; returning keeps Ray from trying again in vain.
-        recorder.send("failed", {"message": str(error), "exit_code": 2})
+    except CollectiveError:
+        raise  # A peer is gone; a new attempt without it can go on.
+    except (UserError, RunFailedError) as error:
+        code = 2 if isinstance(error, UserError) else 1
+        ray.get(job.mailbox.end.remote({"message": str(error), "exit_code": code}))
+        if membership.world_size > 1 and not getattr(error, "agreed", False):
+            raise  # The others do not know; they must not wait for the time limit.
     finally:
+        if run is not None:
+            run.close()
         recorder.close()
 
 
-def build_run(
-    job: Job,
-    membership: Membership,
-    device: torch.device,
-    store: CheckpointStore | None,
-    observer: Recorder,
-) -> TrainingRun:
-    """The run of one worker, from the recipe and what the user brought along."""
+def build_run(job: Job, membership: Membership, recorder: Recorder) -> TrainingRun:
+    """The run of one worker, from the recipe and what the user brought along.
+
+    Raises:
+        UserError: Data, model or checkpoint can't be used; on every worker alike.
+    """
+    recipe = job.recipe
+    device = device_of_worker()
     if device.type == "cpu":
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    recipe = job.recipe
-    if job.train_data is not None:
-        source = wrap_dataset(job.train_data, job.eval_data, job.classes or None)
-    else:
-        source = recipe.data.open()
-    if membership.rank == 0:
-        for note in source.notes:
-            observer.note(note)
-    if job.model is None:
-        model = recipe.model.build(len(source.classes), recipe.seed)
-    elif isinstance(job.model, torch.nn.Module):
-        model = job.model
-    else:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(recipe.seed)
-            model = job.model()
-    if job.model is not None and is_convolutional(model):
-        model = model.to(memory_format=torch.channels_last)
+    source, model, error = None, None, None
+    try:
+        source = _open(job)
+        model = _make_model(job, source)
+    except UserError as failure:
+        error = failure
+    try:
+        vote(membership, error)
+    except UserError as failure:
+        failure.agreed = True  # type: ignore[attr-defined]
+        raise
+    assert source is not None
+    assert model is not None
+    for note in source.notes if membership.rank == 0 else ():
+        recorder.note(note)
     return TrainingRun(
         recipe,
         model.to(device),
@@ -110,23 +119,40 @@ def build_run(
         recipe.data,
         membership,
         loss=job.loss,
-        store=store,
-        observer=observer,
+        store=CheckpointStore(job.run_dir) if membership.rank == 0 else None,
+        observer=recorder,
         must_resume=job.must_resume,
+        makes_adversaries=True,
     )
+
+
+def _open(job: Job) -> DataSource:
+    if job.train_data is not None:
+        return wrap_dataset(job.train_data, job.eval_data, job.classes or None)
+    return job.recipe.data.open()
+
+
+def _make_model(job: Job, source: DataSource) -> nn.Module:
+    if job.model is None:
+        return job.recipe.model.build(len(source.classes), job.recipe.seed)
+    if isinstance(job.model, nn.Module):
+        model = job.model
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(job.recipe.seed)
+            model = job.model()
+    return model.to(memory_format=torch.channels_last) if is_convolutional(model) else model
 
 
 def _loop(run: TrainingRun, job: Job) -> None:
     loss = job.loss or run.recipe.loss.build()
-    device = next(run.model.parameters()).device
-    try:
-        for batch in run:
-            with run.recipe.precision.autocast(device.type):
+    for batch in run:
+        with run.memory_guard():
+            batch = run.with_adversaries(batch, loss)
+            with run.autocast():
                 outputs = run.model(batch.inputs)
                 losses = loss(outputs, batch.targets)
             run.backward(losses, outputs)
-    finally:
-        run.close()
 
 
 def ending(run: TrainingRun) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 from adaptive_platform.errors import RunFailedError
 
@@ -41,6 +43,17 @@ class CollectiveError(RunFailedError):
         """Ranks that are lost, silent or on the other end of the broken link; may be empty."""
         self.reason = reason
         """What the backend said."""
+        self._fields: dict[str, Any] = {
+            "operation": operation,
+            "group": group,
+            "rank": rank,
+            "world_size": world_size,
+            "generation": generation,
+            "timeout_seconds": timeout_seconds,
+            "after_seconds": after_seconds,
+            "peers": self.peers,
+            "reason": reason,
+        }
         who = ", ".join(str(peer) for peer in self.peers)
         lost = f"; no answer from worker{'s' if len(self.peers) > 1 else ''} {who}" if who else ""
         said = f". Cause: {_plain(reason)}" if reason else ""
@@ -48,6 +61,10 @@ class CollectiveError(RunFailedError):
             f"{operation} in {group} failed on worker {rank} of {world_size} (generation "
             f"{generation}) after {after_seconds:.1f} s, limit {timeout_seconds:g} s{lost}{said}."
         )
+
+    def __reduce__(self) -> tuple[Callable[[], CollectiveError], tuple[()]]:
+        # Keyword-only arguments do not survive the pickling that Ray does to every error.
+        return partial(CollectiveError, **self._fields), ()
 
 
 class LinkError(RuntimeError):

@@ -63,6 +63,9 @@ class ImageFolderConfig(DataConfig):
         labels: list[int] = []
         notes: list[str] = []
         others: Counter[str] = Counter()
+        beside = sum(not entry.is_dir() and not _hidden(entry.name) for entry in os.scandir(root))
+        if beside:
+            others["beside the class folders"] = beside
         for number, name in enumerate(classes):
             found = _images_in(os.path.join(root, name), others)
             if not found:
@@ -71,7 +74,9 @@ class ImageFolderConfig(DataConfig):
             labels += [number] * len(found)
         if others:
             kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(others.items()))
-            notes.append(f"{field}: left out {others.total()} files that are not images: {kinds}")
+            notes.append(
+                f"{field}: left out {others.total()} files that are not usable images: {kinds}"
+            )
         step = max(1, len(paths) // _PROBES)
         size, readable = common_size(paths[::step])
         if not readable:
@@ -126,12 +131,21 @@ def _class_folders(field: str, root: str) -> list[str]:
 def _images_in(folder: str, others: Counter[str]) -> list[str]:
     """Image paths under `folder`, sorted; files of other kinds are counted in `others`."""
     found = []
+    visited: set[tuple[int, int]] = set()
     for parent, folders, files in os.walk(folder, followlinks=True):
+        # A link to a folder above would count every image again and again.
+        entry = os.stat(parent)
+        if (entry.st_dev, entry.st_ino) in visited:
+            folders[:] = []
+            continue
+        visited.add((entry.st_dev, entry.st_ino))
         folders[:] = [name for name in folders if not _hidden(name)]
         for name in files:
             ending = os.path.splitext(name)[1].lower()
             if _hidden(name):
                 others["hidden"] += 1
+            elif not os.path.isfile(os.path.join(parent, name)):
+                others["no regular file"] += 1
             elif ending in IMAGE_EXTENSIONS:
                 found.append(os.path.join(parent, name))
             else:

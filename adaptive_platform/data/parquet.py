@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["ParquetConfig"]
 
 _PROBES = 32
+_SURELY_CLASSES = 100_000
+"""Largest label that numbers classes even where there are fewer rows."""
 
 
 class ParquetConfig(DataConfig):
@@ -325,7 +327,7 @@ def _names_in(metadata: dict[bytes, bytes], label_column: str) -> tuple[str, ...
         return None
     try:
         return tuple(str(name) for name in json.loads(text))
-    except ValueError:
+    except (ValueError, TypeError):
         return tuple(name.strip() for name in text.split(","))
 
 
@@ -335,7 +337,13 @@ def _classes(named: tuple[str, ...] | None, train: _Table) -> tuple[str, ...]:
     values = [value for value in train.labels.unique().to_pylist() if value is not None]
     if values and isinstance(values[0], str):
         return tuple(sorted(values))
-    return tuple(str(number) for number in range(max(values, default=-1) + 1))
+    largest = max(values, default=-1)
+    if largest >= max(len(train.labels), _SURELY_CLASSES):
+        raise DataError(
+            f"{train.field}: labels go up to {largest} in {len(train.labels)} rows, so they number "
+            "something else than classes. Name the right column with data.label_column."
+        )
+    return tuple(str(number) for number in range(largest + 1))
 
 
 def _numbered(
@@ -354,6 +362,11 @@ def _numbered(
             numbers[row] = number.get(label, -1)
             if label not in number:
                 unknown[label] = unknown.get(label, 0) + 1
+        elif not named and classes and not classes[0].isdigit():
+            raise DataError(
+                f"{table.field}: label {label} at {table.where(row)} is a number, the training "
+                "labels are names. Write both in one way, or give data.class_names."
+            )
         elif 0 <= label < len(classes):
             numbers[row] = label
         else:

@@ -10,7 +10,7 @@ then `finish`. Between `finish` and `release` each parameter's `.grad` is a view
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -62,6 +62,11 @@ class _Bucket:
     parameters: list[nn.Parameter]
     names: list[str]
     views: list[Tensor]
+    first_layer: int = 0
+    """Where its parameters start in a vector with one entry per layer."""
+    squares: Tensor | None = None
+    """Float32 sums of squared gradients, flat; only in a step that takes them."""
+    square_views: list[Tensor] = field(default_factory=list)
     missing: int = 0
     fired: set[int] = field(default_factory=set)
 
@@ -76,6 +81,7 @@ class GradientBuckets:
         bucket_bytes: Size at which a bucket closes.
         rider_slots: Length of the float32 vector that rides at the end of the last bucket, so
             that the step's statistics cost no message of their own.
+        layers: Also take the squared norm of each parameter's gradient; they ride along too.
 
     Raises:
         UserError: Nothing to train.
@@ -88,6 +94,7 @@ class GradientBuckets:
         *,
         bucket_bytes: int,
         rider_slots: int,
+        layers: bool = False,
     ) -> None:
         unique: dict[int, tuple[str, nn.Parameter]] = {}
         for name, parameter in named_parameters:
@@ -103,22 +110,36 @@ class GradientBuckets:
         self.statistics_seconds = 0.0
         """Host time that this step's squared norms took."""
         device = self.parameters[0].device
-        # The rider: the caller's slots, then one "was used" mark per parameter.
+        # The rider: the caller's slots, one "was used" mark per parameter, one number per layer.
         self._rider_slots = rider_slots
-        rider_length = rider_slots + len(named)
+        num_layers = len(named) if layers else 0
+        rider_length = rider_slots + len(named) + num_layers
         self._buckets = self._allocate(named, bucket_bytes, rider_length)
         last = self._buckets[-1]
         self._rider_all = last.flat[last.gradient.numel() :]
         self.rider = self._rider_all[:rider_slots]
         """Float32 (rider_slots,): written before `finish`, holds the sum over workers after it."""
-        self._used = self._rider_all[rider_slots:]
+        self._used = self._rider_all[rider_slots : rider_slots + len(named)]
+        self.layer_rider = self._rider_all[rider_slots + len(named) :]
+        """Float32 (layers,) in the order of the buckets, used as `rider` is; empty without."""
+        self.layer_sqnorms = torch.zeros(num_layers, device=device)
+        """The last micro-batch's squared norm of each layer, in the order of the buckets."""
+        self.summed_layer_sqnorms = torch.zeros(num_layers, device=device)
+        """After `finish`: the squared norm of each layer of the summed gradient."""
         self._slot_of = {id(p): i for i, p in enumerate(self.parameters)}
         self._bucket_of = {id(p): b for b in self._buckets for p in b.parameters}
+        in_buckets = [p for b in self._buckets for p in b.parameters]
+        layer_of = {id(p): layer for layer, p in enumerate(in_buckets)}
+        self._model_order = [layer_of[id(p)] for p in self.parameters]
+        for bucket in self._buckets:
+            if bucket.parameters:
+                bucket.first_layer = layer_of[id(bucket.parameters[0])]
         self._microbatch_sqnorm = torch.zeros((), device=device)
         self._pending: list[Pending] = []
         self._launched = 0
         self._started_microbatches = 0
         self._first = self._last = self._active = False
+        self._square_weight = 0.0
         self._used_here = [0.0] * len(named)
         # One hook per parameter, a few microseconds each against a millisecond of backward per
         # layer: the only way to learn that a gradient is ready while backward still runs.
@@ -138,13 +159,23 @@ class GradientBuckets:
         """Send later steps through another reducer, after the workers changed."""
         self._start = start
 
-    def begin_step(self, *, measure: bool) -> None:
+    def begin_step(self, *, measure: bool, squares: bool = False) -> None:
         """Forget an unfinished step, if any, and expect the first micro-batch.
 
         Args:
             measure: Take the squared norm of each micro-batch's gradient.
+            squares: Also sum the squared elements of the micro-batches' gradients over all
+                workers, in buffers and messages of their own. Equal on all workers.
         """
         self._measure = measure
+        self._active = False
+        for bucket in self._buckets:
+            bucket.squares, bucket.square_views = None, []
+            if squares:
+                bucket.squares = torch.zeros(
+                    bucket.gradient.shape, dtype=torch.float32, device=bucket.flat.device
+                )
+                bucket.square_views = _views(bucket.squares, bucket.parameters)
         self.statistics_seconds = 0.0
         self._pending = []
         self._launched = 0
@@ -154,13 +185,21 @@ class GradientBuckets:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def begin_microbatch(self, *, last: bool) -> None:
-        """Expect one backward pass; buckets are sent while it runs when it is the step's last."""
+    def begin_microbatch(self, *, last: bool, square_weight: float = 1.0) -> None:
+        """Expect one backward pass; buckets are sent while it runs when it is the step's last.
+
+        Args:
+            last: No micro-batch follows in this step.
+            square_weight: Factor on this micro-batch's squared gradients, where they are taken.
+        """
+        self._square_weight = square_weight
         self._first = self._started_microbatches == 0
         self._started_microbatches += 1
         self._last = last
         self._active = True
         self._microbatch_sqnorm = torch.zeros_like(self._microbatch_sqnorm)
+        if self.layer_sqnorms.numel():
+            self.layer_sqnorms.zero_()
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
             bucket.fired.clear()
@@ -191,17 +230,46 @@ class GradientBuckets:
                 bucket.gradient.zero_()
         self._used.copy_(torch.tensor(self._used_here))
         self._launch(len(self._buckets))
+        squares = [self._start(b.squares) for b in self._buckets if b.squares is not None]
         total = torch.zeros_like(self._microbatch_sqnorm)
         for pending, bucket in zip(self._pending, self._buckets, strict=True):
             pending.wait()
             started = time.perf_counter()
-            total += _sqnorm(bucket.gradient)
+            total += self._summed_sqnorm(bucket)
             self.statistics_seconds += time.perf_counter() - started
+        for pending in squares:
+            pending.wait()
         self._pending = []
         for bucket in self._buckets:
             for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                 parameter.grad = view
         return total
+
+    def abandon(self) -> None:
+        """Give up the micro-batch in hand.
+
+        `finish` still sends everything, as others wait for it; the sums are of no use to anyone.
+        """
+        self._active = False
+
+    def summed(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and summed gradient of each parameter, between `finish` and the next step."""
+        for bucket in self._buckets:
+            yield from zip(bucket.names, bucket.views, strict=True)
+
+    def summed_squares(self) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Name, summed gradient and weighted sum of squares of each parameter, after `finish`."""
+        for bucket in self._buckets:
+            yield from zip(bucket.names, bucket.views, bucket.square_views, strict=True)
+
+    def release_squares(self) -> None:
+        """Give the memory of the squares back."""
+        for bucket in self._buckets:
+            bucket.squares, bucket.square_views = None, []
+
+    def in_model_order(self, layers: Sequence[float]) -> list[float]:
+        """Numbers in the order of the buckets, put in that of the model's parameters."""
+        return [layers[index] for index in self._model_order]
 
     def drop_unused(self) -> None:
         """Give parameters that no worker used the gradient None, as a single process would."""
@@ -267,9 +335,9 @@ class GradientBuckets:
 
     def _absorb(self, bucket: _Bucket) -> None:
         """Move fresh gradients into the bucket, measure them, and send the bucket if it is time."""
-        views, gradients = [], []
-        for parameter, view, name in zip(
-            bucket.parameters, bucket.views, bucket.names, strict=True
+        views, gradients, present = [], [], []
+        for index, (parameter, view, name) in enumerate(
+            zip(bucket.parameters, bucket.views, bucket.names, strict=True)
         ):
             if parameter.grad is None:
                 if self._first:
@@ -281,6 +349,7 @@ class GradientBuckets:
                     "together with the others. Build its embedding with sparse=False."
                 )
             views.append(view)
+            present.append(index)
             gradients.append(parameter.grad)
             self._used_here[self._slot_of[id(parameter)]] = 1.0
             parameter.grad = None
@@ -289,7 +358,14 @@ class GradientBuckets:
                 # Before the copy: on a CPU it then finds the gradients in the cache.
                 started = time.perf_counter()
                 norms = torch._foreach_norm(gradients, dtype=torch.float32)
-                self._microbatch_sqnorm += torch.stack(norms).square().sum()
+                sqnorms = torch.stack(norms).square()
+                self._microbatch_sqnorm += sqnorms.sum()
+                if self.layer_sqnorms.numel():
+                    self._keep_layers(bucket, sqnorms, present)
+                self.statistics_seconds += time.perf_counter() - started
+            if bucket.squares is not None:
+                started = time.perf_counter()
+                self._add_squares([bucket.square_views[i] for i in present], gradients)
                 self.statistics_seconds += time.perf_counter() - started
             if self._first:
                 torch._foreach_copy_(views, gradients)
@@ -298,6 +374,26 @@ class GradientBuckets:
         bucket.missing = 0
         if self._last:
             self._launch_ready()
+
+    def _keep_layers(self, bucket: _Bucket, sqnorms: Tensor, present: list[int]) -> None:
+        first, count = bucket.first_layer, len(bucket.parameters)
+        if len(present) == count:
+            self.layer_sqnorms[first : first + count] = sqnorms
+            return
+        for index, sqnorm in zip(present, sqnorms.unbind(), strict=True):
+            self.layer_sqnorms[first + index] = sqnorm
+
+    def _add_squares(self, views: list[Tensor], gradients: list[Tensor]) -> None:
+        gradients = [g if g.dtype is torch.float32 else g.float() for g in gradients]
+        torch._foreach_addcmul_(views, gradients, gradients, self._square_weight)
+
+    def _summed_sqnorm(self, bucket: _Bucket) -> Tensor:
+        if not self.layer_sqnorms.numel() or not self._measure or not bucket.views:
+            return _sqnorm(bucket.gradient)
+        layers = torch.stack(torch._foreach_norm(bucket.views, dtype=torch.float32)).square()
+        first = bucket.first_layer
+        self.summed_layer_sqnorms[first : first + len(layers)] = layers
+        return layers.sum()
 
     def _launch_ready(self) -> None:
         # In bucket order on every worker, whatever the order of arrival; the last bucket waits
@@ -316,18 +412,24 @@ def _new_bucket(
 ) -> _Bucket:
     length = sum(p.numel() for _, p in named)
     flat = torch.zeros(length + extra, dtype=dtype, device=device)
-    views, offset = [], 0
-    for _, parameter in named:
-        piece = flat[offset : offset + parameter.numel()]
-        views.append(_view_like(piece, parameter))
-        offset += parameter.numel()
+    parameters = [p for _, p in named]
     return _Bucket(
         flat=flat,
         gradient=flat[:length],
-        parameters=[p for _, p in named],
+        parameters=parameters,
         names=[n for n, _ in named],
-        views=views,
+        views=_views(flat, parameters),
     )
+
+
+def _views(flat: Tensor, parameters: Iterable[Tensor]) -> list[Tensor]:
+    """Consecutive pieces of `flat` in the shape and layout of the parameters."""
+    views, offset = [], 0
+    for parameter in parameters:
+        piece = flat[offset : offset + parameter.numel()]
+        views.append(_view_like(piece, parameter))
+        offset += parameter.numel()
+    return views
 
 
 def _view_like(piece: Tensor, parameter: Tensor) -> Tensor:

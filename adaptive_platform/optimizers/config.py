@@ -41,6 +41,23 @@ class OptimizerConfig(Variant, ABC):
             raise ValueError("with exclude = none there is nothing it applies to; leave it at 1")
         return scale
 
+    @property
+    def chosen_momentum(self) -> float | None:
+        """The momentum for the base batch, or the first beta; None where there is neither."""
+        betas = getattr(self, "betas", (None,))
+        chosen: float | None = getattr(self, "momentum", betas[0])
+        return chosen
+
+    @property
+    def keeps_squares(self) -> bool:
+        """True for Adam and its kin, which divide by an average of squared gradients."""
+        return hasattr(self, "betas")
+
+    @property
+    def lr_in_buffer(self) -> bool:
+        """True where the momentum buffer holds steps, `lr * gradient`, instead of gradients."""
+        return False
+
     @abstractmethod
     def build(self, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
         """The optimizer over the trainable ones of `named_parameters`, each counted once.

@@ -136,6 +136,11 @@ class LarsConfig(OptimizerConfig):
     `unscaled`: neither (TPU). `clip`: a layer's rate is the smaller of ratio and learning rate
     (LARC). Learning rates do not carry over between forms."""
 
+    @property
+    def lr_in_buffer(self) -> bool:
+        """True in the paper's form."""
+        return self.form == "paper"
+
     def build(self, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> LARS:
         """`LARS` over the trainable parameters; see the base class."""
         return LARS(

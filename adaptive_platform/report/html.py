@@ -13,8 +13,8 @@ from adaptive_platform.report.figures import Panel, panels
 from adaptive_platform.report.headline import key_figures, recipe_differences, sentences
 from adaptive_platform.report.run_data import RunData, labels
 from adaptive_platform.report.series import AXES, AXIS_TITLES, colour, column
-from adaptive_platform.report.storage import open_location, write_bytes
 from adaptive_platform.report.wording import count
+from adaptive_platform.storage import open_location, write_bytes
 
 __all__ = ["render_html", "write_html"]
 

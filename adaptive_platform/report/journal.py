@@ -14,7 +14,7 @@ from typing import Any
 from adaptive_platform.errors import UserError
 from adaptive_platform.report.parts import PartTable
 from adaptive_platform.report.records import DecisionRecord, EvalRecord, EventRecord, StepRecord
-from adaptive_platform.report.storage import join, open_location
+from adaptive_platform.storage import join, open_location
 
 __all__ = ["TABLES", "Journal", "JournalError"]
 

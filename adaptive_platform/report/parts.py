@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from adaptive_platform.report.storage import is_hidden, join, write_bytes
+from adaptive_platform.storage import is_hidden, join, write_bytes
 
 __all__ = ["Part", "PartTable", "arrow_schema", "live_parts", "read_table"]
 

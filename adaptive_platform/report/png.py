@@ -12,7 +12,7 @@ import numpy as np
 from adaptive_platform.errors import UserError
 from adaptive_platform.report.run_data import RunData, labels
 from adaptive_platform.report.series import axes_of, colour, column, full_steps, smooth
-from adaptive_platform.report.storage import open_location, write_bytes
+from adaptive_platform.storage import open_location, write_bytes
 
 if TYPE_CHECKING:
     import pandas as pd

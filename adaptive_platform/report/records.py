@@ -41,8 +41,17 @@ class StepRecord:
     """Squared norm of the averaged gradient, before clipping."""
     noise_scale: float | None = None
     """S / G2 in samples; None while it can't be estimated."""
+    noise_trace: float | None = None
+    """S, smoothed: trace of a single example's gradient covariance; None before any estimate."""
+    signal_sqnorm: float | None = None
+    """G2, smoothed: squared norm of the true gradient; may be negative while noise hides it."""
+    biased: bool = False
+    """True where one micro-batch per step forced the estimate from consecutive gradients."""
+    hessian_top_eigenvalue: float | None = None
+    """Top eigenvalue of the loss's Hessian at the last epoch's end; None where not measured."""
     gsnr: float | None = None
-    """Mean gradient signal-to-noise ratio over parameters; None where it isn't measured."""
+    """Median over layers of a single example's gradient signal-to-noise ratio; None where layers
+    are not measured."""
     efficiency: float = 1.0
     """Progress per sample against the base batch: gain * base batch / batch."""
     samples_per_second: float = 0.0

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from adaptive_platform.report.records import RunResult
-from adaptive_platform.report.storage import join, open_location, write_bytes
+from adaptive_platform.storage import join, open_location, write_bytes
 
 __all__ = ["RESULT_NAME", "write_result"]
 

@@ -11,7 +11,7 @@ from adaptive_platform.errors import UserError
 from adaptive_platform.report.journal import TABLES
 from adaptive_platform.report.parts import arrow_schema, read_table
 from adaptive_platform.report.result import RESULT_NAME
-from adaptive_platform.report.storage import join, open_location, read_bytes
+from adaptive_platform.storage import join, open_location, read_bytes
 
 if TYPE_CHECKING:
     import pandas as pd

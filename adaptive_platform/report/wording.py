@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -169,7 +170,7 @@ def summary_lines(result: Mapping[str, Any], run_dir: str) -> list[str]:
     rows.append(("time", _time_story(result)))
     rows += [(name, path) for name, path in {"run": run_dir, **result.get("outputs", {})}.items()]
     if result["status"] == "interrupted":
-        rows.append(("go on", f"adaptive-platform train resume={run_dir}"))
+        rows.append(("go on", "adaptive-platform train " + shlex.quote(f"resume={run_dir}")))
     width = max(len(name) for name, _ in rows) + 2
     return [text if not name else f"  {name:<{width}}{text}" for name, text in rows]
 

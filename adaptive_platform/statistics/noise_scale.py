@@ -28,6 +28,9 @@ class StatisticsConfig(Settings):
     every: int = Field(default=1, ge=1)
     """Optimizer steps from one measurement to the next. Each stands for all the steps since the
     last, so the half-life keeps its meaning."""
+    layers: bool = False
+    """Also measure each parameter's noise, which fills the column `gsnr`. On by itself where the
+    batch controller needs it."""
 
     def build(self) -> NoiseScaleEstimator:
         """An estimator that has seen nothing."""
@@ -52,6 +55,11 @@ class NoiseScaleEstimator:
         self._observations = 0
         self._ignored = 0
         self._biased = False
+
+    @property
+    def has_unbiased(self) -> bool:
+        """True once two or more micro-batches in a step gave averages without bias."""
+        return self._observations > 0 and not self._biased
 
     @property
     def ignored(self) -> int:
@@ -87,8 +95,7 @@ class NoiseScaleEstimator:
         Ignored as soon as `update` has given unbiased averages, which it must not spoil; in turn
         the first `update` starts the averages anew.
         """
-        unbiased_known = self._observations > 0 and not self._biased
-        if unbiased_known or not moments.usable:
+        if self.has_unbiased or not moments.usable:
             self._ignored += 1
             return
         self._biased = True

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import io
+import copy
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import torch
 from torch import nn
 
-from adaptive_platform.checkpoints.store import CheckpointConfig, CheckpointStore
+from adaptive_platform.checkpoints.store import CheckpointConfig, CheckpointStore, read_state
 from adaptive_platform.collectives import Reducer
 from adaptive_platform.errors import CheckpointError, UserError
 from adaptive_platform.models import average_normalization
@@ -20,6 +22,9 @@ __all__ = ["Persistence"]
 
 class Persistence:
     """The checkpoints of one run, as one worker sees them.
+
+    Writing happens on a thread of its own from a copy, so that neither this worker's next step nor
+    the others wait for the storage.
 
     Args:
         store: Where checkpoints lie; None on ranks other than 0 and for runs that keep nothing.
@@ -55,23 +60,47 @@ class Persistence:
         self._kinds = kinds
         self._classes = classes
         self._tell = tell
+        self._writer = ThreadPoolExecutor(1, "checkpoint") if store is not None else None
+        self._writing: Future[str] | None = None
 
     def save(self) -> None:
-        """Publish a checkpoint. All workers take part; storage trouble is told, not raised."""
+        """Begin a checkpoint. All workers take part; storage trouble is told, not raised."""
         average_normalization(self._model, self._reducer.all_reduce, weight=1.0)
-        if self._store is None:
+        if self._store is None or self._writer is None:
             return
+        self.wait()
         content = make_checkpoint(
             self._model, self._optimizer, self._state, kinds=self._kinds, classes=self._classes
         )
+        step = self._state.progress.step
+        keep = self._state.best_step if self._config.keep_best else None
+        # One deep copy keeps tensors that share memory sharing it in the file.
+        self._writing = self._writer.submit(
+            _write, self._store, copy.deepcopy(content), step, self._config.keep_last, keep
+        )
+
+    def poll(self) -> None:
+        """Tell of a checkpoint that was finished meanwhile."""
+        if self._writing is not None and self._writing.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Return when the checkpoint under way is published, or has failed, and tell which."""
+        writing, self._writing = self._writing, None
+        if writing is None:
+            return
         try:
-            published = self._store.save(content, self._state.progress.step)
-            keep = self._state.best_step if self._config.keep_best else None
-            self._store.prune(self._config.keep_last, keep)
-        except OSError as error:
+            path = writing.result()
+        except Exception as error:
             self._tell("warning", f"checkpoint not saved, tried again when next due: {error}")
             return
-        self._tell("checkpoint", f"saved {published.path}")
+        self._tell("checkpoint", f"saved {path}")
+
+    def close(self) -> None:
+        """Wait for what is being written and end the thread."""
+        self.wait()
+        if self._writer is not None:
+            self._writer.shutdown()
 
     def restore(self, *, must_resume: bool) -> bool:
         """Go on from the newest valid checkpoint, where there is one.
@@ -89,13 +118,14 @@ class Persistence:
             content, messages = self._newest(must_resume)
         except UserError as failure:
             error = failure
+        except Exception as failure:
+            error = CheckpointError(f"resume: the checkpoints can't be read ({failure}).")
         raise_first(self._reducer, error)
         device = next(self._model.parameters()).device
         content = from_first(self._reducer, content, device)
         if content:
-            saved = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
             messages += load_checkpoint(
-                saved,
+                read_state(content),
                 self._model,
                 self._optimizer,
                 self._state,
@@ -116,16 +146,25 @@ class Persistence:
     def _newest(self, must_resume: bool) -> tuple[bytes, list[str]]:
         if self._store is None:
             return b"", []
-        removed = self._store.clean_partial()
-        messages = [f"removed {removed} unfinished checkpoint(s)"] if removed else []
         found = self._store.load_newest()
+        # Only now: what was left unfinished is no danger, and a good one might be all there is.
+        removed = self._store.clean_partial()
         if found is None:
-            if must_resume:
-                raise CheckpointError(
-                    "resume: the run directory holds no checkpoint. Start a new run instead."
-                )
-            return b"", messages
-        _, state, passed_over = found
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
-        return buffer.getvalue(), messages + passed_over
+            told = ["no checkpoint was saved before: starting from the beginning"]
+            return b"", told if must_resume else []
+        _, content, messages = found
+        if removed:
+            messages.append(f"removed {removed} unfinished checkpoint(s)")
+        return content, messages
+
+
+def _write(
+    store: CheckpointStore,
+    content: dict[str, Any],
+    step: int,
+    keep_last: int,
+    keep_step: int | None,
+) -> str:
+    published = store.save(content, step)
+    store.prune(keep_last, keep_step)
+    return published.path

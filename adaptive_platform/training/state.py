@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,10 @@ from adaptive_platform.errors import CheckpointError
 from adaptive_platform.gradients.precision import LossScale
 from adaptive_platform.optimizers import load_named_state, named_state
 from adaptive_platform.progress import Progress
-from adaptive_platform.statistics import NoiseScaleEstimator
+from adaptive_platform.statistics import NoiseScaleEstimator, VarianceReduction
+from adaptive_platform.summary import GradientSummary
+from adaptive_platform.training.previous_gradient import PreviousGradient
+from adaptive_platform.training.speed import Speed
 
 __all__ = ["RunState", "check_model", "load_checkpoint", "make_checkpoint"]
 
@@ -31,6 +34,16 @@ class RunState:
     estimator: NoiseScaleEstimator
     controller: Controller
     ledger: BrokenLedger
+    variance: VarianceReduction | None = None
+    """Ratios that gradients are reduced by; None where the recipe has no `vr`."""
+    speed: Speed = field(default_factory=Speed)
+    previous_gradient: PreviousGradient = field(default_factory=PreviousGradient)
+    hessian: float | None = None
+    """Top eigenvalue at the last epoch's end; None where it isn't measured."""
+    memory_limit: int | None = None
+    """Largest micro-batch since memory ran out, in samples; None while it never did."""
+    previous_lr: float = 0.0
+    """Learning rate of the last committed step; 0 before the first."""
     skipped_in_a_row: int = 0
     best_accuracy: float | None = None
     best_step: int | None = None
@@ -39,8 +52,17 @@ class RunState:
     loss: float | None = None
     """Of the last evaluation."""
 
+    def summary(self) -> GradientSummary:
+        """Everything that is measured and steers."""
+        found = self.estimator.summary()
+        return (
+            replace(found, hessian_top_eigenvalue=self.hessian)
+            if self.hessian is not None
+            else found
+        )
+
     def state_dict(self) -> dict[str, Any]:
-        """Plain values, one entry per field."""
+        """Plain values and tensors, one entry per field."""
         return {
             "progress": self.progress.state_dict(),
             "global_batch": self.global_batch,
@@ -48,6 +70,12 @@ class RunState:
             "estimator": self.estimator.state_dict(),
             "controller": dict(self.controller.state_dict()),
             "ledger": self.ledger.state_dict(),
+            "variance": self.variance.state_dict() if self.variance else None,
+            "speed": self.speed.state_dict(),
+            "previous_gradient": self.previous_gradient.state_dict(),
+            "hessian": self.hessian,
+            "memory_limit": self.memory_limit,
+            "previous_lr": self.previous_lr,
             "skipped_in_a_row": self.skipped_in_a_row,
             "best_accuracy": self.best_accuracy,
             "best_step": self.best_step,
@@ -55,14 +83,21 @@ class RunState:
             "loss": self.loss,
         }
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict`."""
+    def load(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Continue from `state_dict`; tensors go to `device`."""
         self.progress = Progress(**state["progress"])
         self.global_batch = int(state["global_batch"])
         self.loss_scale = LossScale(**state["loss_scale"])
         self.estimator.load_state_dict(state["estimator"])
         self.controller.load_state_dict(state["controller"])
         self.ledger.load_state_dict(state["ledger"])
+        if self.variance is not None and state["variance"] is not None:
+            self.variance.load_state_dict(state["variance"], device)
+        self.speed.load_state_dict(state["speed"])
+        self.previous_gradient.load_state_dict(state["previous_gradient"])
+        self.hessian = state["hessian"]
+        self.memory_limit = state["memory_limit"]
+        self.previous_lr = float(state["previous_lr"])
         self.skipped_in_a_row = int(state["skipped_in_a_row"])
         self.best_accuracy = state["best_accuracy"]
         self.best_step = state["best_step"]
@@ -140,7 +175,7 @@ def load_checkpoint(
         load_named_state(optimizer, model.named_parameters(), saved["optimizer"])
     else:
         messages.append(f"optimizer.kind was {was['optimizer']}: {kinds['optimizer']} starts anew.")
-    state.load(run)
+    state.load(run, next(model.parameters()).device)
     return messages
 
 

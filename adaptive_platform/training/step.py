@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -32,8 +33,9 @@ __all__ = ["RIDER_SLOTS", "Measured", "Step"]
     _STOP,
     _BROKEN,
     _FATAL,
-) = range(10)
-RIDER_SLOTS = 10
+    _OUT_OF_MEMORY,
+) = range(11)
+RIDER_SLOTS = 11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +54,16 @@ class Measured:
     """Squared norm of the mean gradient, loss scale undone, before clipping."""
     moments: StepMoments | None
     """Squared norms and counts for the estimators; None where the step was not measured."""
+    num_microbatches: int
+    """Micro-batches of all workers."""
     stop_requests: int
     """Workers that were asked to stop."""
     broken: int
     """Samples that could not be read in this step."""
     fatal: int
     """Workers that met an error which ends the run."""
+    out_of_memory: int
+    """Workers whose memory did not hold a micro-batch; the step is then of no use."""
     reduce_seconds: float
     """Time this worker waited for the reduction after its backward had ended."""
     statistics_seconds: float
@@ -95,7 +101,13 @@ class Step:
         self._kept_buffers = [b.detach().clone() for b in self._module_buffers]
 
     def begin(
-        self, *, global_batch: int, microbatches: int, loss_scale: float, measure: bool
+        self,
+        *,
+        global_batch: int,
+        microbatches: int,
+        loss_scale: float,
+        measure: bool,
+        squares: bool = False,
     ) -> None:
         """Start a step.
 
@@ -104,6 +116,7 @@ class Step:
             microbatches: Backward passes this worker will make; may be 0.
             loss_scale: Factor on the losses, undone after the reduction.
             measure: Take the squared norms of micro-batches.
+            squares: Also sum the squared elements of the micro-batches' gradients.
         """
         self._measure = measure
         self._global_batch = global_batch
@@ -112,10 +125,12 @@ class Step:
         self._done = 0
         device = self._buckets.rider.device
         self._sums = torch.zeros(RIDER_SLOTS, dtype=torch.float32, device=device)
+        self._layer_sums = torch.zeros_like(self._buckets.layer_rider)
+        self._abandoned = False
         with torch.no_grad():
             for kept, buffer in zip(self._kept_buffers, self._module_buffers, strict=True):
                 kept.copy_(buffer)
-        self._buckets.begin_step(measure=measure)
+        self._buckets.begin_step(measure=measure, squares=squares)
 
     @property
     def backward_done(self) -> int:
@@ -140,7 +155,11 @@ class Step:
         if self._done >= self._expected:
             raise UserError("backward: called more than once for one micro-batch.")
         samples = losses.numel()
-        self._buckets.begin_microbatch(last=self._done == self._expected - 1)
+        # Weighted by samples, the squares of mean gradients g_i sum to (b_i / B) g_i^2, up to what
+        # `mean_squares_factor` undoes.
+        self._buckets.begin_microbatch(
+            last=self._done == self._expected - 1, square_weight=self._global_batch / samples
+        )
         self._done += 1
         total = losses.sum()
         (total * (self._loss_scale / self._global_batch)).backward()
@@ -151,11 +170,18 @@ class Step:
             self._sums[_SQNORM] += sqnorm * to_mean**2
             self._sums[_INVERSE] += 1.0 / samples
             self._sums[_MICROBATCHES] += 1
+            if self._measure and self._layer_sums.numel():
+                self._layer_sums.add_(self._buckets.layer_sqnorms, alpha=to_mean**2)
             self._sums[_SAMPLES] += samples
             self._sums[_LOSS] += total.detach().float()
             if correct is not None:
                 self._sums[_CORRECT] += correct
                 self._sums[_SCORED] += samples
+
+    def abandon(self) -> None:
+        """Give up the step on this worker for want of memory; `gather` tells the others."""
+        self._abandoned = True
+        self._buckets.abandon()
 
     def gather(self, *, stop_requested: bool, broken: int, fatal: bool) -> Measured:
         """Reduce over all workers and read the sums. The step's only host synchronisation.
@@ -165,7 +191,7 @@ class Step:
             broken: Samples of this worker's share that could not be read.
             fatal: This worker met an error that ends the run.
         """
-        if self._done != self._expected:
+        if self._done != self._expected and not self._abandoned:
             raise UserError(
                 f"backward: called {self._done} times for {self._expected} micro-batches of a "
                 "step. Call run.backward(losses) once in each pass of the loop."
@@ -173,19 +199,28 @@ class Step:
         self._sums[_STOP] = float(stop_requested)
         self._sums[_BROKEN] = float(broken)
         self._sums[_FATAL] = float(fatal)
-        self._buckets.rider.copy_(self._sums)
+        self._sums[_OUT_OF_MEMORY] = float(self._abandoned)
+        buckets = self._buckets
+        buckets.rider.copy_(self._sums)
+        buckets.layer_rider.copy_(self._layer_sums)
         started = time.perf_counter()
-        sqnorm = self._buckets.finish()
-        values = torch.cat([self._buckets.rider, sqnorm.reshape(1)]).tolist()
+        sqnorm = buckets.finish()
+        parts = [buckets.rider, sqnorm.reshape(1)]
+        if self._measure:
+            parts += [buckets.layer_rider, buckets.summed_layer_sqnorms]
+        values = torch.cat(parts).tolist()
         waited = time.perf_counter() - started
-        return self._measured(values[:-1], values[-1], waited)
+        return self._measured(values[:RIDER_SLOTS], values[RIDER_SLOTS:], waited)
 
-    def _measured(self, sums: list[float], sqnorm: float, waited: float) -> Measured:
+    def _measured(self, sums: list[float], sqnorms: list[float], waited: float) -> Measured:
+        sqnorm, layers = sqnorms[0], sqnorms[1:]
         trained = round(sums[_SAMPLES])
         microbatches = round(sums[_MICROBATCHES])
         # Samples left out since `begin`: the gradient is a mean over those that were read.
         self._correction = self._global_batch / (max(trained, 1) * self._loss_scale)
         grad_sqnorm = sqnorm * self._correction**2
+        of_microbatches, of_sum = layers[: len(layers) // 2], layers[len(layers) // 2 :]
+        in_order = self._buckets.in_model_order
         return Measured(
             finite=math.isfinite(grad_sqnorm) and math.isfinite(sums[_LOSS]),
             trained=trained,
@@ -198,18 +233,46 @@ class Step:
                 num_microbatches=microbatches,
                 global_sqnorm=grad_sqnorm,
                 global_batch=trained,
+                layer_micro_sqnorms=[v / microbatches for v in in_order(of_microbatches)]
+                if layers
+                else (),
+                layer_global_sqnorms=[v * self._correction**2 for v in in_order(of_sum)]
+                if layers
+                else (),
             )
             if self._measure and microbatches
             else None,
+            num_microbatches=microbatches,
             stop_requests=round(sums[_STOP]),
             broken=round(sums[_BROKEN]),
             fatal=round(sums[_FATAL]),
+            out_of_memory=round(sums[_OUT_OF_MEMORY]),
             reduce_seconds=waited,
             statistics_seconds=self._buckets.statistics_seconds,
         )
 
-    def commit(self, measured: Measured) -> None:
-        """Let the optimizer step on the reduced gradient."""
+    @property
+    def mean_factor(self) -> float:
+        """After `gather`: times the reduced gradient gives the mean over the trained samples."""
+        return self._correction
+
+    @property
+    def mean_squares_factor(self) -> float:
+        """After `gather`: times the reduced squares gives `sum_i (b_i / B) g_i^2`.
+
+        g_i is the mean gradient of micro-batch i of b_i samples, B the trained samples.
+        """
+        return self._correction / self._loss_scale
+
+    def commit(
+        self, measured: Measured, *, reshape: Callable[[GradientBuckets], None] | None = None
+    ) -> None:
+        """Let the optimizer step on the reduced gradient.
+
+        Args:
+            measured: What `gather` returned.
+            reshape: Changes the mean gradients in place, after clipping, before the optimizer.
+        """
         factor = self._correction
         norm = math.sqrt(measured.grad_sqnorm)
         if self._clip_norm is not None and norm > self._clip_norm:
@@ -217,6 +280,8 @@ class Step:
         if factor != 1.0:
             self._buckets.scale(factor)
         self._buckets.drop_unused()
+        if reshape is not None:
+            reshape(self._buckets)
         self._optimizer.step()
         self._buckets.release()
 
@@ -227,8 +292,12 @@ class Step:
             Name of the first parameter with a non-finite gradient; None where only losses were.
         """
         name = self._buckets.first_nonfinite()
+        self.undo()
+        return name
+
+    def undo(self) -> None:
+        """Put the model's buffers back and let the gradients go, as before `begin`."""
         with torch.no_grad():
             for kept, buffer in zip(self._kept_buffers, self._module_buffers, strict=True):
                 buffer.copy_(kept)
         self._buckets.release()
-        return name

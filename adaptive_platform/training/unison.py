@@ -16,9 +16,13 @@ T = TypeVar("T")
 
 
 def raise_first(reducer: Reducer, error: Exception | None) -> None:
-    """Raise the error of the lowest rank that has one, on every worker; return if none has."""
+    """Raise the error of the lowest rank that has one, on every worker; return if none has.
+
+    The error's `agreed` is then True: whoever catches it knows that no worker waits for another.
+    """
     for found in reducer.all_gather_object(error):
         if found is not None:
+            found.agreed = True
             raise found
 
 

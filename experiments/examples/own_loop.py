@@ -15,13 +15,13 @@ def loop(config: dict) -> None:
     recipe = ap.load_recipe("quickstart", ["model.name=resnet8_cifar", *config["overrides"]])
     source = recipe.data.open()
     model = recipe.model.build(len(source.classes), recipe.seed)
-    run = ap.Run(recipe, model, source)
-    for batch in run:  # micro-batches; an optimizer step ends inside whenever one is complete
-        outputs = model(batch.inputs)
-        losses = F.cross_entropy(outputs, batch.targets, reduction="none")  # one per sample
-        run.backward(losses, outputs)
-    print(f"rank {run.reducer.rank}: {run.progress.step} steps, accuracy {run.state.accuracy:.3f}")
-    run.close()
+    with ap.Run(recipe, model, source) as run:
+        for batch in run:  # micro-batches; an optimizer step ends inside whenever one is complete
+            outputs = model(batch.inputs)
+            losses = F.cross_entropy(outputs, batch.targets, reduction="none")  # one per sample
+            run.backward(losses, outputs)
+        accuracy = run.state.accuracy
+        print(f"rank {run.reducer.rank}: {run.progress.step} steps, accuracy {accuracy:.3f}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from adaptive_platform.checkpoints.store import CheckpointStore
+from adaptive_platform.checkpoints.store import CheckpointStore, read_state
 from adaptive_platform.errors import CheckpointError
 
 
@@ -19,13 +19,18 @@ def state(value: float) -> dict:
     return {"model": {"w": torch.full((1000,), value)}, "run": {"step": value, "name": "x"}}
 
 
+def newest(store: CheckpointStore) -> tuple[int, dict, list[str]]:
+    saved, content, messages = store.load_newest()
+    return saved.step, read_state(content), messages
+
+
 def test_round_trip_and_order(tmp_path):
     store = CheckpointStore(str(tmp_path))
     for step in (3, 20, 100):
         store.save(state(step), step)
     assert [s.step for s in store.saved()] == [3, 20, 100]
-    saved, content, messages = store.load_newest()
-    assert (saved.step, messages) == (100, [])
+    step, content, messages = newest(store)
+    assert (step, messages) == (100, [])
     assert torch.equal(content["model"]["w"], torch.full((1000,), 100.0))
     assert content["run"] == {"step": 100, "name": "x"}
 
@@ -41,28 +46,29 @@ def test_damaged_newest_is_passed_over_with_a_message(tmp_path, damage):
     """F21."""
     store = CheckpointStore(str(tmp_path))
     store.save(state(1), 1)
-    newest = Path(store.save(state(2), 2).path)
-    data = bytearray((newest / "state.pt").read_bytes())
+    second = Path(store.save(state(2), 2).path)
+    data = bytearray((second / "state.pt").read_bytes())
     if damage == "cut":
-        (newest / "state.pt").write_bytes(data[: len(data) // 2])
+        (second / "state.pt").write_bytes(data[: len(data) // 2])
     elif damage == "flip":
         data[len(data) // 2] ^= 1
-        (newest / "state.pt").write_bytes(data)
+        (second / "state.pt").write_bytes(data)
     elif damage == "empty manifest":
-        (newest / "manifest.json").write_text("{}")
+        (second / "manifest.json").write_text("{}")
     else:
-        (newest / ("manifest.json" if damage == "no manifest" else "state.pt")).unlink()
-    saved, content, messages = store.load_newest()
-    assert saved.step == 1
+        (second / ("manifest.json" if damage == "no manifest" else "state.pt")).unlink()
+    step, content, messages = newest(store)
+    assert step == 1
     assert content["run"]["step"] == 1
-    assert len(messages) == 1
-    assert "step-00000002" in messages[0]
+    # Without its manifest it was never published, so there is nothing to tell.
+    assert len(messages) == (damage != "no manifest")
+    assert all("step-00000002" in message for message in messages)
 
 
 def test_none_valid_is_an_error_that_says_why(tmp_path):
     store = CheckpointStore(str(tmp_path))
-    newest = Path(store.save(state(2), 2).path)
-    (newest / "state.pt").write_bytes(b"PK")
+    second = Path(store.save(state(2), 2).path)
+    (second / "state.pt").write_bytes(b"PK")
     with pytest.raises(CheckpointError, match=r"no checkpoint is usable[\s\S]*differs from its"):
         store.load_newest()
 
@@ -81,7 +87,7 @@ def test_code_in_a_checkpoint_is_refused(tmp_path):
     store = CheckpointStore(str(tmp_path))
     store.save({"model": Evil()}, 1)
     with pytest.raises(CheckpointError, match="plain tensors"):
-        store.load_newest()
+        newest(store)
     assert not (tmp_path / "owned").exists()
 
 
@@ -117,12 +123,35 @@ def test_pruning_keeps_the_newest_and_the_best(tmp_path):
     assert [s.step for s in store.saved()] == [3, 5, 6]
 
 
-def test_saving_a_step_again_replaces_it(tmp_path):
+def test_saving_a_step_again(tmp_path):
     store = CheckpointStore(str(tmp_path))
+    """Skipped steps move the position and not the step; the older one stays until the newer is."""
     store.save(state(1), 5)
     store.save(state(2), 5)
-    assert store.load_newest()[1]["run"]["step"] == 2
-    assert len(os.listdir(tmp_path / "checkpoints")) == 1
+    assert newest(store)[1]["run"]["step"] == 2
+    store.prune(1, keep_step=None)
+    assert os.listdir(tmp_path / "checkpoints") == ["step-00000005.1"]
+
+
+def test_saves_where_folders_cannot_be_moved(tmp_path):
+    """As on s3: the manifest commits, no folder is renamed."""
+    store = CheckpointStore(str(tmp_path))
+    moves = []
+    real = store._fs
+
+    class Recording:
+        def __getattr__(self, name):
+            return getattr(real, name)
+
+        def move(self, source, target):
+            assert not os.path.isdir(source), "an object store can't move a folder"
+            moves.append(target)
+            real.move(source, target)
+
+    store._fs = Recording()
+    store.save(state(1), 1)
+    assert newest(store)[0] == 1
+    assert [os.path.basename(target) for target in moves] == ["manifest.json"]
 
 
 def _save_and_die(run_dir: str) -> None:
@@ -147,3 +176,55 @@ def test_killed_between_two_files(tmp_path):
     assert store.load_newest()[0].step == 1
     assert store.clean_partial() == 1
     assert os.listdir(tmp_path / "checkpoints") == ["step-00000001"]
+
+
+def test_going_back_past_a_damaged_one_does_not_cost_the_next_good_one(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    store.save(state(50), 50)
+    damaged = Path(store.save(state(100), 100).path)
+    (damaged / "state.pt").write_bytes(b"PK")
+    assert newest(store)[0] == 50
+    store.save(state(60), 60)
+    store.prune(1, keep_step=None)
+    assert newest(store)[0] == 60
+
+
+@pytest.mark.parametrize("manifest", ["{}", "[]", '{"format": 1}', '{"format": 1, "files": 3}'])
+def test_a_manifest_that_says_nothing_is_passed_over(tmp_path, manifest):
+    store = CheckpointStore(str(tmp_path))
+    store.save(state(1), 1)
+    second = Path(store.save(state(2), 2).path)
+    (second / "manifest.json").write_text(manifest)
+    assert newest(store)[0] == 1
+
+
+def test_what_the_storage_said_is_not_hidden_by_torch(tmp_path):
+    """A full disk is an OSError, which the run survives, and not torch's RuntimeError."""
+    store = CheckpointStore(str(tmp_path))
+    real = store._fs
+
+    class Full:
+        def __getattr__(self, name):
+            return getattr(real, name)
+
+        def open_output_stream(self, path):
+            stream = real.open_output_stream(path)
+
+            class Stream:
+                def __enter__(self):
+                    return self
+
+                def __exit__(self, *_):
+                    stream.close()
+
+                def write(self, data):
+                    raise OSError(28, "No space left on device")
+
+                def flush(self):
+                    pass
+
+            return Stream()
+
+    store._fs = Full()
+    with pytest.raises(OSError, match="No space left"):
+        store.save(state(1), 1)

@@ -58,8 +58,10 @@ def assert_user_error(result: subprocess.CompletedProcess[str], *parts: str) -> 
         (["stop.epochs=-1"], ["stop.epochs = -1"]),
         (["quickstart", "fast"], ["fast: write overrides as field=value"]),
         (["schedule.warmup=5 parsecs"], ["schedule.warmup = '5 parsecs'", "epochs"]),
-        (["name=../x"], ["name = '../x'"]),
+        (["name=../x"], ["name = '../x'", "pattern"]),
         (["resume=/nowhere/run"], ["resume = /nowhere/run", "no run directory"]),
+        (["address=127.0.0.1:9"], ["address = 127.0.0.1:9", "nobody answers"]),
+        (["out=/"], ["out = /", "name a folder below it"]),
         (["model.name=resnet51"], ["model.name = 'resnet51'", "resnet50"]),
     ],
 )
@@ -73,6 +75,25 @@ def test_read_only_output(tmp_path):
     (tmp_path / "file").write_text("")
     result = run("train", f"out={tmp_path}/file/run", cwd=tmp_path)
     assert_user_error(result, f"out = {tmp_path}/file/run", "can't be written")
+
+
+def test_a_directory_with_other_things_is_left_alone(tmp_path):
+    """A run that never began must not take the user's files with it."""
+    (tmp_path / "mine").mkdir()
+    thesis = tmp_path / "mine" / "thesis.tex"
+    thesis.write_text("years of work")
+    assert_user_error(run("train", "out=mine", cwd=tmp_path), "not empty")
+    thesis.unlink()
+    assert_user_error(run("train", "out=mine", "address=127.0.0.1:9", cwd=tmp_path), "nobody")
+    assert (tmp_path / "mine").is_dir()
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_resume_of_a_file_or_a_cut_recipe(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yaml").write_bytes(b"name: [\xff")
+    assert_user_error(run("train", "resume=run", cwd=tmp_path), "not valid YAML")
+    assert_user_error(run("train", "resume=run/recipe.yaml", cwd=tmp_path), "no run directory")
 
 
 def test_code_in_yaml_never_runs(tmp_path):
@@ -144,9 +165,8 @@ def test_empty_folder_is_refused_and_nothing_is_left(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.cluster
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_signal_to_the_command_saves_and_can_be_resumed(number, code, tmp_path):
+def started(*words: str, cwd: Path) -> subprocess.Popen[str]:
+    """A run of many steps, once its first step line is printed."""
     process = subprocess.Popen(
         [
             *COMMAND,
@@ -155,11 +175,11 @@ def test_signal_to_the_command_saves_and_can_be_resumed(number, code, tmp_path):
             "out=run",
             "stop.steps=100000",
             "lr_rule.kind=none",
-            "checkpoint.every=100000 steps",
             "batch.kind=fixed",
             "batch.global_batch=16",
+            *words,
         ],
-        cwd=tmp_path,
+        cwd=cwd,
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -169,6 +189,35 @@ def test_signal_to_the_command_saves_and_can_be_resumed(number, code, tmp_path):
     for line in process.stdout:
         if "step " in line and "loss" in line:
             break
+    return process
+
+
+@pytest.mark.cluster
+def test_leaving_at_once_and_a_closed_terminal_cost_no_checkpoint(tmp_path):
+    """Ctrl-C twice leaves at once; what was saved stays. So does it when nobody reads any more."""
+    process = started("checkpoint.every=5 steps", cwd=tmp_path)
+    assert process.stdout is not None
+    process.stdout.close()
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.glob("run/checkpoints/step-*/manifest.json"))) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    time.sleep(6)  # Long enough for lines that nobody reads.
+    assert process.poll() is None, "a closed terminal ended the run"
+    second = run("train", "resume=run", cwd=tmp_path)
+    assert_user_error(second, "another process is at work in this run")
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    process.wait(60)
+    assert list(tmp_path.glob("run/checkpoints/step-*/manifest.json"))
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signal_to_the_command_saves_and_can_be_resumed(number, code, tmp_path):
+    process = started("checkpoint.every=100000 steps", cwd=tmp_path)
+    assert process.stdout is not None
     time.sleep(1)
     process.send_signal(number)
     output = process.stdout.read()

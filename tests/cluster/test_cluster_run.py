@@ -12,11 +12,12 @@ from pathlib import Path
 import pandas as pd
 import psutil
 import pytest
+import ray
 import torch
 
 import adaptive_platform as ap
 from adaptive_platform.cluster.launch import launch
-from adaptive_platform.errors import UserError
+from adaptive_platform.errors import RunFailedError, UserError
 from adaptive_platform.recipe import load_recipe
 
 pytestmark = pytest.mark.cluster
@@ -189,10 +190,10 @@ def test_failing_model_is_reported_with_its_cause(shared_ray, tmp_path):
         model=Faulty,
         train_data=data,
     )
-    result = trainer.fit()
-    assert (result.status, result.exit_code) == ("failed", 1)
-    assert "ZeroDivisionError" in result.message
-    assert "the third call is broken" in result.message
+    with pytest.raises(RunFailedError, match="ZeroDivisionError: the third call is broken"):
+        trainer.fit()
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["status"], result["exit_code"]) == ("failed", 1)
     assert not training_processes()
 
 
@@ -239,13 +240,64 @@ def test_user_errors_come_from_workers_once_and_leave_nothing(shared_ray, tmp_pa
     assert not run_dir.exists()
 
 
-def test_foreign_checkpoint_is_refused(shared_ray, tmp_path):
+def test_foreign_checkpoint_is_refused_and_the_run_stays_as_it_was(shared_ray, tmp_path):
     run_dir = tmp_path / "run"
     small(run_dir, "stop.steps=2")
-    before = sorted(p.name for p in run_dir.rglob("*") if "checkpoint" in str(p))
+
+    def content():
+        return {p: p.read_bytes() for p in run_dir.rglob("*") if p.is_file()}
+
+    before = content()
     with pytest.raises(UserError, match="checkpoint is of another model"):
         ap.train(None, f"resume={run_dir}", "model.name=resnet20_cifar")
-    assert sorted(p.name for p in run_dir.rglob("*") if "checkpoint" in str(p)) == before
+    assert content() == before
+
+
+def test_an_error_of_one_worker_alone_ends_the_run_for_all(shared_ray, tmp_path):
+    """Rank 1 can't read its data in the second epoch; the run ends once, with the cause."""
+
+    class Torn(torch.utils.data.Dataset):
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, index):
+            if ray.train.get_context().get_world_rank() == 1 and index % 8 == 3:
+                raise OSError("the disk of this node is gone")
+            return torch.ones(4), index % 2
+
+    started = time.monotonic()
+    with pytest.raises(UserError, match=r"train_data\[\d+\]: the disk of this node is gone"):
+        ap.AdaptiveTrainer(
+            {
+                **load_recipe("quickstart").model_dump(mode="json"),
+                "data": {"kind": "python", "broken": "stop"},
+            },
+            f"out={tmp_path / 'run'}",
+            "workers=2",
+            "report.html=false",
+            model=lambda: torch.nn.Linear(4, 2),
+            train_data=Torn(),
+        ).fit()
+    assert time.monotonic() - started < 60, "waited for a time limit or tried again in vain"
+
+
+def test_too_many_bad_steps_are_not_tried_again(shared_ray, tmp_path):
+    """F24: the same steps would fail the same way: one attempt, with its reason."""
+    data = torch.utils.data.TensorDataset(
+        torch.full((64, 4), float("nan")), torch.randint(2, (64,))
+    )
+    with pytest.raises(RunFailedError, match="10 steps in a row were not finite"):
+        ap.AdaptiveTrainer(
+            "quickstart",
+            f"out={tmp_path / 'run'}",
+            "workers=2",
+            "report.html=false",
+            "batch.global_batch=4",
+            model=lambda: torch.nn.Linear(4, 2),
+            train_data=data,
+        ).fit()
+    events = pd.read_parquet(tmp_path / "run" / "events")
+    assert (events.kind == "skip").sum() == 10
 
 
 def test_more_workers_than_the_cluster_has_is_refused(shared_ray, tmp_path):

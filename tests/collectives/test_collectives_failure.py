@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import time
 from typing import Any
@@ -120,3 +121,19 @@ def test_queued_operations_fail_with_the_first() -> None:
         reducer.close()
 
     as_threads(2, body)
+
+
+def test_the_error_survives_the_pickling_that_ray_does():
+    error = CollectiveError(
+        operation="reduce",
+        group="row 0 (workers 0, 1)",
+        rank=0,
+        world_size=2,
+        generation=3,
+        timeout_seconds=30.0,
+        after_seconds=1.5,
+        peers=(1,),
+        reason="Connection closed by peer",
+    )
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.peers, copy.generation) == (str(error), (1,), 3)

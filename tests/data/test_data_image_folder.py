@@ -1,3 +1,5 @@
+import os
+
 import pytest
 import torch
 from PIL import Image
@@ -22,7 +24,7 @@ def test_endings_in_any_case_are_used_and_the_rest_counted_in_one_message(tmp_pa
     names = [source.train.where(k).rsplit("/", 1)[1] for k in range(len(source.train))]
     assert names == ["a.JPG", "b.JPEG", "c.Png", "d.webp", "e.tif"]
     assert source.notes == (
-        "data.train: left out 4 files that are not images: "
+        "data.train: left out 4 files that are not usable images: "
         "1 .db, 1 .txt, 1 hidden, 1 without ending",
     )
 
@@ -80,3 +82,19 @@ def test_paths_are_absolute_and_remote_ones_refused(tmp_path, monkeypatch):
     assert ImageFolderConfig(train="photos").train == str(tmp_path / "photos")
     with pytest.raises(ValueError, match="local or mounted"):
         ImageFolderConfig(train="s3://bucket/photos")
+
+
+def test_links_in_a_circle_count_nothing_twice(tmp_path, write_folder):
+    root = write_folder(tmp_path / "train", {"a": 2, "b": 1})
+    (tmp_path / "train" / "a" / "loop").symlink_to(tmp_path / "train" / "a")
+    os.mkfifo(tmp_path / "train" / "a" / "pipe.png")
+    source = ImageFolderConfig(train=str(root)).open()
+    assert len(source.train) == 3
+    assert any("no regular file" in note for note in source.notes)
+
+
+def test_images_beside_the_class_folders_are_told(tmp_path, write_folder):
+    root = write_folder(tmp_path / "train", {"a": 2, "b": 1})
+    (tmp_path / "train" / "stray.png").write_bytes(b"")
+    source = ImageFolderConfig(train=str(root)).open()
+    assert any("1 beside the class folders" in note for note in source.notes), source.notes

@@ -150,3 +150,18 @@ def test_missing_empty_and_foreign_files_are_refused_with_their_path(tmp_path, w
     unlabelled = write_parquet(tmp_path / "u.parquet", [(ROWS[0][0], None)], label_type=pa.int64())
     refused(unlabelled, "no row has a usable label")
     refused(write_parquet(tmp_path / "b.parquet", [(b"x", 0), (None, 1)]), "none of 2 rows tried")
+
+
+def test_numbers_are_not_taken_for_positions_among_names(tmp_path, write_parquet):
+    names = ["dog", "cat", "cow"]
+    train = write_parquet(tmp_path / "t.parquet", [(image, names[k]) for image, k in ROWS])
+    held_out = write_parquet(tmp_path / "e.parquet", ROWS)
+    with pytest.raises(DataError, match="is a number, the training labels are names"):
+        ParquetConfig(train=str(train), eval=str(held_out)).open()
+
+
+def test_a_column_of_ids_is_no_label(tmp_path, write_parquet):
+    rows = [(image, k + 30_000_000) for image, k in ROWS]
+    path = write_parquet(tmp_path / "t.parquet", rows)
+    with pytest.raises(DataError, match=r"labels go up to 30000002 in 9 rows.*label_column"):
+        ParquetConfig(train=str(path)).open()

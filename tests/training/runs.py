@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from adaptive_platform.checkpoints.store import CheckpointStore
 from adaptive_platform.collectives import Membership
 from adaptive_platform.data import PythonConfig, wrap_dataset
+from adaptive_platform.gradients.precision import LossScale
 from adaptive_platform.recipe import Recipe, load_recipe
 from adaptive_platform.report.records import DecisionRecord, EvalRecord, EventRecord, StepRecord
 from adaptive_platform.training.run import TrainingRun
@@ -119,14 +120,21 @@ def train(
     loss: Callable[[TrainingRun, Tensor, Tensor], Tensor] | None = None,
     stop_after: int | None = None,
     keep_history: bool = False,
+    loss_scale: float | None = None,
+    seconds_of: Callable[[int], float] | None = None,
 ) -> list[Outcome]:
-    """Train with `world_size` workers to the end; one outcome per rank."""
+    """Train with `world_size` workers to the end; one outcome per rank.
+
+    `loss` may be called by the loop's own way to make adversaries. With `seconds_of` a pass over b
+    samples takes `seconds_of(b)` by the run's clock, and nothing else takes any time.
+    """
     store = HashStore()
     torch.manual_seed(0)
     models = [model() for _ in range(world_size)]
 
     def work(rank: int) -> Outcome:
         watcher = Watcher()
+        now = [0.0]
         source = wrap_dataset(data if data is not None else Points(40), eval_data, classes or None)
         run = TrainingRun(
             config,
@@ -137,7 +145,11 @@ def train(
             store=CheckpointStore(str(run_dir)) if run_dir is not None and rank == 0 else None,
             observer=watcher,
             must_resume=must_resume,
+            makes_adversaries=True,
+            **({"clock": lambda: now[0]} if seconds_of else {}),
         )
+        if loss_scale is not None:
+            run.state.loss_scale = LossScale(value=loss_scale, growth_steps=0)
         begun = run.progress.step
         if stop_after is not None and rank == world_size - 1:
             watcher.stop = lambda: run.progress.step - begun >= stop_after - 1
@@ -148,12 +160,16 @@ def train(
                 if keep_history and run.progress != step:
                     history.append(_weights(run.model))
                     step = run.progress
-                outputs = run.model(batch.inputs)
-                if loss is not None:
-                    losses = loss(run, outputs, batch.targets)
-                else:
-                    losses = F.cross_entropy(outputs, batch.targets, reduction="none")
-                run.backward(losses, outputs)
+                now[0] += seconds_of(len(batch)) if seconds_of else 0.0
+                with run.memory_guard():
+                    batch = run.with_adversaries(batch, sample_loss)
+                    with run.autocast():
+                        outputs = run.model(batch.inputs)
+                    if loss is not None:
+                        losses = loss(run, outputs, batch.targets)
+                    else:
+                        losses = sample_loss(outputs, batch.targets)
+                    run.backward(losses, outputs)
             if keep_history:
                 history.append(_weights(run.model))
         finally:
@@ -161,6 +177,10 @@ def train(
         return Outcome(run, watcher, _weights(run.model), history)
 
     return as_threads(world_size, work)
+
+
+def sample_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets, reduction="none")
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:

@@ -117,21 +117,51 @@ def test_checkpoint_loads_in_plain_pytorch_at_any_worker_count(tmp_path):
     assert_same(dict(model.state_dict()), outcome.weights, 0.0)
 
 
+EAGER = {
+    "decide_every": "12 samples",
+    "min_observations": 1,
+    "hysteresis": 0.0,
+    "max_growth": 1.15,
+    "max_batch": 30,
+}
+DECIDES = {
+    "fixed": {},
+    "schedule": {"stages": [{"at": "1 epochs", "batch": 12}, {"at": "2 epochs", "batch": 20}]},
+    "smith": {"decays": ["0.5 epochs", "2 epochs"], "factor": 2.0},
+    "noise_scale": EAGER,
+    "gsnr": EAGER,
+    "goodput": EAGER | {"min_gain": 0.0},
+    "abs": {"eigenvalue_drop": 1.001, "duration_epochs": 1},
+    "absa": {"eigenvalue_drop": 1.001, "duration_epochs": 1, "adversarial_fraction": 0.8},
+}
+"""Settings with which each kind changes the batch before and after the stop at step 12."""
+
+
 @pytest.mark.parametrize("kind", sorted(variants_of(ControllerConfig)))
 def test_every_controller_resumes(tmp_path, kind):
     """F23 for each batch controller: the batches chosen after the resume are the same."""
     data = Points(60)
-    base = {"kind": kind, "global_batch": 6}
-    if kind == "schedule":
-        base["stages"] = [{"at": "1 epochs", "batch": 12}]
-    if kind == "smith":
-        base["decays"] = ["1 epochs"]
-    config = recipe("stop.steps=16", batch=base, lr_rule={"kind": "adascale"})
-    whole = train(config, world_size=2, data=data)[0]
-    first = train(config, world_size=2, data=data, run_dir=tmp_path, stop_after=8)[0]
-    second = train(config, world_size=2, data=data, run_dir=tmp_path)[0]
+    config = recipe(
+        "stop.steps=30",
+        batch={"kind": kind, "global_batch": 6} | DECIDES[kind],
+        lr_rule={"kind": "none" if kind == "smith" else "linear"},
+    )
+
+    def run(**how):
+        return train(config, world_size=2, data=data, seconds_of=lambda b: 0.01 + 0.001 * b, **how)[
+            0
+        ]
+
+    whole = run()
+    first = run(run_dir=tmp_path, stop_after=12)
+    second = run(run_dir=tmp_path)
     assert steps_of(first) + steps_of(second) == steps_of(whole)
     assert_same(second.weights, whole.weights, 0.0)
+    before = {record.global_batch for record in first.watcher.steps}
+    after = {record.global_batch for record in second.watcher.steps}
+    if kind != "fixed":
+        changed = [d.step for d in whole.watcher.decisions if d.new_batch != d.old_batch]
+        assert min(changed) <= 12 < max(changed), (before, after)
 
 
 def test_dropout_draws_the_same_after_a_resume(tmp_path):
@@ -160,9 +190,11 @@ def test_foreign_checkpoints_are_refused_with_the_reason(tmp_path):
         train(recipe(), world_size=2, run_dir=tmp_path, data=Points(44), classes=("a", "b", "c"))
 
 
-def test_resume_without_a_checkpoint_is_refused_on_every_worker(tmp_path):
-    with pytest.raises(CheckpointError, match="holds no checkpoint"):
-        train(recipe(), world_size=2, run_dir=tmp_path, must_resume=True)
+def test_resume_before_the_first_checkpoint_begins_anew_and_says_so(tmp_path):
+    """Killed early, a directory must not be lost for resuming."""
+    outcome = train(recipe("stop.steps=2"), world_size=2, run_dir=tmp_path, must_resume=True)[0]
+    assert outcome.run.progress.step == 2
+    assert any("starting from the beginning" in e.text for e in outcome.watcher.events)
 
 
 def test_another_optimizer_starts_anew_and_says_so(tmp_path):

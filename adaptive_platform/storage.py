@@ -7,7 +7,7 @@ from typing import Any
 
 from adaptive_platform.errors import UserError
 
-__all__ = ["is_hidden", "join", "open_location", "read_bytes", "write_bytes"]
+__all__ = ["exists", "is_hidden", "is_local", "join", "open_location", "read_bytes", "write_bytes"]
 
 
 def open_location(location: str | os.PathLike[str]) -> tuple[Any, str]:
@@ -32,6 +32,20 @@ def open_location(location: str | os.PathLike[str]) -> tuple[Any, str]:
             "Give a local path, or a URI of s3://, gs://, hdfs:// or file://."
         ) from error
     return system, path
+
+
+def is_local(system: Any) -> bool:
+    """True for the file system of this machine."""
+    from pyarrow import fs
+
+    return isinstance(system, fs.LocalFileSystem)
+
+
+def exists(system: Any, path: str) -> bool:
+    """True when there is a file or folder at `path`."""
+    from pyarrow import fs
+
+    return bool(system.get_file_info(path).type != fs.FileType.NotFound)
 
 
 def join(folder: str, name: str) -> str:

@@ -1,0 +1,140 @@
+"""The loss's top Hessian eigenvalue on a fixed probe batch, shared out over the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from adaptive_platform.collectives import Reducer
+from adaptive_platform.data import DataConfig, MicroBatch, Samples, evaluation_batches
+from adaptive_platform.errors import UserError
+from adaptive_platform.gradients.loss import SampleLoss
+from adaptive_platform.models import average_normalization
+from adaptive_platform.statistics.hessian import hessian_vector_product, power_iteration
+from adaptive_platform.training.evaluation import microbatch_to
+
+__all__ = ["PROBE_SAMPLES", "Curvature"]
+
+PROBE_SAMPLES = 128
+"""Size of the probe batch, as published for ABS (Yao et al. 2018, arXiv 1810.01021)."""
+
+
+class Curvature:
+    """Measures the same un-augmented training samples each time, in eval mode and float32.
+
+    Args:
+        model: Module on its device.
+        samples: The training set, of which the probe batch is drawn once by the seed.
+        config: How samples are read.
+        loss: Losses per sample.
+        reducer: Adds up the workers' shares.
+        seed: Of the run; chooses the probe batch and the start of the iteration.
+        memory_format: Layout of 4-D inputs.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        samples: Samples,
+        config: DataConfig,
+        loss: SampleLoss,
+        reducer: Reducer,
+        *,
+        seed: int,
+        memory_format: torch.memory_format,
+    ) -> None:
+        self._model = model
+        self._loss = loss
+        self._reducer = reducer
+        self._seed = seed
+        self._memory_format = memory_format
+        size = min(PROBE_SAMPLES, len(samples))
+        chosen = np.random.default_rng(seed).choice(len(samples), size, replace=False)
+        self._probe = _Chosen(samples, [int(i) for i in chosen])
+        self._config = config.model_copy(update={"decode_workers": 0, "broken": "skip"})
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+
+    def top_eigenvalue(self) -> float:
+        """By power iteration; all workers take part and get the same number.
+
+        Raises:
+            UserError: The model can't be differentiated twice.
+        """
+        average_normalization(self._model, self._reducer.all_reduce, weight=1.0)
+        device = self._parameters[0].device
+        share = self._share(device)
+        count = torch.tensor([float(sum(map(len, share)))], device=device)
+        self._reducer.all_reduce(count)
+        total = max(float(count), 1.0)
+
+        def loss() -> Tensor:
+            result = torch.zeros((), device=device)
+            for part in share:
+                result = result + self._loss(self._model(part.inputs), part.targets).sum()
+            return result / total
+
+        numbers = sum(p.numel() for p in self._parameters)
+        generator = torch.Generator().manual_seed(self._seed)
+        start = torch.randn(numbers, generator=generator).to(device)
+        # Of attention's kernels only this one can be differentiated twice.
+        with _in_eval_mode(self._model), sdpa_kernel(SDPBackend.MATH):
+            try:
+                product = hessian_vector_product(loss, self._parameters) if share else _zeros
+                # Each worker's product is a part of the mean over the probe: the sum is the whole.
+                found = power_iteration(product, start, all_reduce=self._reducer.all_reduce)
+            except (RuntimeError, NotImplementedError) as error:
+                if "derivative" not in str(error):
+                    raise
+                raise UserError(
+                    "batch.kind: it needs the Hessian, but the model can't be differentiated twice "
+                    f"({error}). Use layers that can, or another controller such as noise_scale."
+                ) from error
+        return found.value
+
+    def _share(self, device: torch.device) -> list[MicroBatch]:
+        reducer = self._reducer
+        batches = evaluation_batches(
+            self._probe, self._config, reducer.rank, reducer.world_size, PROBE_SAMPLES
+        )
+        return [microbatch_to(batch, device, self._memory_format) for batch in batches]
+
+
+class _Chosen(Samples):
+    """Some samples of a set."""
+
+    def __init__(self, samples: Samples, ids: list[int]) -> None:
+        self._samples = samples
+        self._ids = ids
+        self.image_size = samples.image_size
+        self.tensors_are_images = samples.tensors_are_images
+        self.reads_randomly = samples.reads_randomly
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return self._samples[self._ids[index]]
+
+    def where(self, index: int) -> str:
+        return self._samples.where(self._ids[index])
+
+
+def _zeros(vector: Tensor) -> Tensor:
+    """The product of a worker without a sample of the probe."""
+    return torch.zeros_like(vector)
+
+
+@contextmanager
+def _in_eval_mode(model: nn.Module) -> Iterator[None]:
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)

@@ -1,0 +1,162 @@
+"""Supplies what a batch controller needs: noise, curvature, speed, ratios; says what it can't."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from adaptive_platform.collectives import Membership, Reducer
+from adaptive_platform.controllers import Limits, Observation
+from adaptive_platform.errors import UserError
+from adaptive_platform.gradients.buckets import GradientBuckets
+from adaptive_platform.recipe import Recipe
+from adaptive_platform.statistics.throughput import StepTiming
+from adaptive_platform.training.curvature import Curvature
+from adaptive_platform.training.own_share import OwnShare
+from adaptive_platform.training.state import RunState
+from adaptive_platform.training.step import Measured, Step
+from adaptive_platform.training.telling import Teller
+
+__all__ = ["Measuring", "refuse_unmet_needs"]
+
+_EVERY_LOOP = frozenset({"noise", "layers", "hessian", "throughput"})
+
+
+def refuse_unmet_needs(recipe: Recipe, *, adversarial: bool) -> None:
+    """Refuse a controller that this loop can't serve, before anything is built.
+
+    Args:
+        recipe: Names the controller.
+        adversarial: The loop trains on `TrainingRun.with_adversaries`.
+
+    Raises:
+        UserError: Which need is not met, why, and what to do.
+    """
+    missing = recipe.batch.needs - _EVERY_LOOP
+    if adversarial:
+        missing -= {"adversarial"}
+    if not missing:
+        return
+    if missing == {"adversarial"}:
+        raise UserError(
+            f"batch.kind = {recipe.batch.kind}: it needs adversarial examples, which are made "
+            "between forward passes and so only in the library's own loop. Start the recipe with "
+            "ap.train(...) or `adaptive-platform train`, or choose batch.kind=abs, which goes "
+            "without them."
+        )
+    raise UserError(
+        f"batch.kind = {recipe.batch.kind}: it needs {', '.join(sorted(missing))}, which this loop "
+        f"does not measure; it measures {', '.join(sorted(_EVERY_LOOP))}. Choose another kind."
+    )
+
+
+class Measuring:
+    """Feeds the state's estimators after each step, alike on all workers.
+
+    Args:
+        recipe: Says what is needed.
+        state: Holds the estimators.
+        membership: Says how workers are spread over nodes.
+        reducer: For what can't ride along with the gradients.
+        tell: Hears what could not be measured.
+        minimum: Smallest micro-batch of the model.
+        share: Knows the largest micro-batch.
+        curvature: Measures the Hessian, where that is needed.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        state: RunState,
+        membership: Membership,
+        reducer: Reducer,
+        tell: Teller,
+        *,
+        minimum: int,
+        share: OwnShare,
+        curvature: Curvature,
+    ) -> None:
+        self._state = state
+        self._reducer = reducer
+        self._minimum = minimum
+        self._share = share
+        self._curvature = curvature
+        self._tell = tell
+        self._num_nodes = len(set(membership.node_of_rank or ("one",)))
+        self._needs = recipe.batch.needs
+
+    def noise(self, measured: Measured, step: Step, buckets: GradientBuckets) -> None:
+        """Take a committed step's norms in; called before the optimizer reads the gradients."""
+        state, moments = self._state, measured.moments
+        if moments is None:
+            return
+        if moments.num_microbatches > 1 or state.estimator.has_unbiased:
+            state.previous_gradient.forget()
+            state.estimator.update(moments)
+            return
+        difference = state.previous_gradient.difference(buckets, step.mean_factor, measured.trained)
+        if difference is not None:
+            state.estimator.update_differenced(difference)
+
+    def reshaping(self, measured: Measured, step: Step) -> Callable[[GradientBuckets], None] | None:
+        """What VRGD does to the mean gradients of a step; None where the recipe has no `vr`."""
+        variance, number = self._state.variance, self._state.progress.step
+        if variance is None:
+            return None
+
+        def reshape(buckets: GradientBuckets) -> None:
+            if variance.due(number) and measured.num_microbatches < 2:
+                self._tell.warn_once(
+                    "vr: held in steps of one micro-batch, as a variance needs two; use more "
+                    "workers or a smaller microbatch"
+                )
+            elif variance.due(number):
+                factor = step.mean_squares_factor
+                layers = ((n, g, q * factor) for n, g, q in buckets.summed_squares())
+                variance.refresh(number, layers, measured.num_microbatches)
+            buckets.release_squares()
+            variance.apply(buckets.summed())
+
+        return reshape
+
+    def speed(self, microbatch: int, accumulation: int, seconds: float) -> None:
+        """Take the time of a committed step in, and fit where it is time."""
+        if "throughput" not in self._needs:
+            return
+        speed = self._state.speed
+        speed.add(
+            StepTiming(
+                world_size=self._reducer.world_size,
+                num_nodes=self._num_nodes,
+                microbatch=microbatch,
+                accumulation=accumulation,
+                step_seconds=seconds,
+            )
+        )
+        if speed.due(self._state.progress.step):
+            speed.refit(self._reducer)
+
+    def curvature(self) -> None:
+        """Measure the Hessian where it is needed; called at the end of each epoch."""
+        if "hessian" in self._needs:
+            self._state.hessian = self._curvature.top_eigenvalue()
+
+    def limits(self) -> Limits:
+        """What bounds the next batch."""
+        return Limits(
+            dataset_size=self._state.progress.dataset_size,
+            world_size=self._reducer.world_size,
+            smallest_microbatch=self._minimum,
+            largest_microbatch=self._share.largest_microbatch,
+            num_nodes=self._num_nodes,
+        )
+
+    def observation(self) -> Observation:
+        """What the controller is told now."""
+        state = self._state
+        return Observation(
+            progress=state.progress,
+            summary=state.summary(),
+            global_batch=state.global_batch,
+            limits=self.limits(),
+            throughput=state.speed.model,
+        )

@@ -1,0 +1,99 @@
+"""This worker's share of each step: taken from the stream, cut as memory allows, cut again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from adaptive_platform.collectives import Reducer
+from adaptive_platform.data import SampleStream, Share
+from adaptive_platform.errors import RunFailedError, UserError
+from adaptive_platform.training.memory import halved, largest_of, recut
+from adaptive_platform.training.state import RunState
+
+__all__ = ["OwnShare"]
+
+
+class OwnShare:
+    """Takes shares of the next step, and remembers in the state what memory holds.
+
+    Args:
+        stream: Samples of this worker.
+        state: Says where the run stands.
+        reducer: The workers.
+        minimum: Fewest samples of a micro-batch that the model can train on.
+        microbatch: Most samples of one, as far as the recipe says; None for any.
+    """
+
+    def __init__(
+        self,
+        stream: SampleStream,
+        state: RunState,
+        reducer: Reducer,
+        *,
+        minimum: int,
+        microbatch: int | None,
+    ) -> None:
+        self._stream = stream
+        self._state = state
+        self._reducer = reducer
+        self._minimum = minimum
+        self._microbatch = microbatch
+        # A single worker splits its batch, since noise shows only between parts.
+        self._at_least = 2 if reducer.world_size == 1 else 1
+
+    @property
+    def largest_microbatch(self) -> int | None:
+        """Most samples of one pass: the recipe's bound, or what memory was found to hold."""
+        bounds = (self._microbatch, self._state.memory_limit)
+        return min((bound for bound in bounds if bound is not None), default=None)
+
+    def take(self, consumed: int) -> tuple[Share | None, Exception | None]:
+        """The share of a step of `consumed` samples.
+
+        An error is returned and not raised, for the vote, so that all workers end together.
+        """
+        progress = self._state.progress
+        try:
+            return (
+                self._stream.take(
+                    progress.epoch,
+                    progress.cursor,
+                    consumed,
+                    self._minimum,
+                    self.largest_microbatch or consumed,
+                    self._at_least,
+                ),
+                None,
+            )
+        except (UserError, RunFailedError) as error:
+            return None, error
+
+    def smaller(self, share: Share | None, consumed: int) -> Share | None:
+        """The same samples in micro-batches of half the size, after memory ran out somewhere.
+
+        Every worker comes to the same size, as it follows from what all of them know.
+
+        Raises:
+            RunFailedError: The model can't train on less; on every worker alike.
+        """
+        if self._reducer.device.type == "cuda":
+            torch.cuda.empty_cache()
+        largest = largest_of(
+            self._reducer.world_size,
+            self._state.progress.cursor,
+            consumed,
+            self.largest_microbatch or consumed,
+            minimum=self._minimum,
+            at_least=self._at_least,
+        )
+        limit = self._state.memory_limit = halved(largest, self._minimum)
+        if share is None:
+            return None
+        cut = recut(share.microbatches, limit, self._minimum, self._at_least)
+        return replace(share, microbatches=cut)
+
+    def close(self) -> None:
+        """End the decode processes."""
+        self._stream.close()

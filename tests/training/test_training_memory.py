@@ -1,0 +1,129 @@
+"""Micro-batches that do not fit: halved together, the same samples again, remembered."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from runs import Points, assert_same, recipe, train
+from torch import nn
+
+from adaptive_platform.data import MicroBatch, microbatch_sizes
+from adaptive_platform.errors import RunFailedError
+from adaptive_platform.training.memory import halved, recut
+
+
+class Cramped(nn.Module):
+    """Memory for `fits` samples in a pass; where it runs out, forward or backward."""
+
+    def __init__(
+        self, fits: int, where: str = "forward", norm: bool = False, drop: float = 0.0
+    ) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        middle = nn.BatchNorm1d(10) if norm else nn.Tanh()
+        self.net = nn.Sequential(nn.Linear(6, 10), middle, nn.Dropout(drop), nn.Linear(10, 3))
+        self.fits = fits
+        self.where = where
+
+    def forward(self, x):
+        too_many = self.training and len(x) > self.fits
+        if too_many and self.where == "forward":
+            raise torch.OutOfMemoryError("CUDA out of memory. (a test)")
+        out = self.net(x)
+        if too_many:
+
+            def fail(gradient):
+                raise torch.OutOfMemoryError("CUDA out of memory. (a test)")
+
+            self.net[0](x).sum()  # a part of the graph that is never used
+            hidden = self.net[1](self.net[0](x))
+            hidden.register_hook(fail)
+            out = out + 0.0 * self.net[3](hidden)
+        return out
+
+
+def outcome_of(model, config, world_size=2, **how):
+    return train(config, world_size=world_size, data=Points(60), model=model, **how)
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_the_run_is_that_of_the_smaller_microbatch(where, world_size):
+    """Bit for bit: same samples, same batch, dropout and batch norm included."""
+    config = recipe("batch.global_batch=18", "stop.epochs=2", lr_rule={"kind": "adascale"})
+    # Workers are threads here and share one generator, so only a single one can draw.
+    drop = 0.3 if world_size == 1 else 0.0
+    cramped = outcome_of(lambda: Cramped(3, where, True, drop), config, world_size)
+    small = recipe("batch.global_batch=18", "stop.epochs=2", "microbatch=3",
+                   lr_rule={"kind": "adascale"})  # fmt: skip
+    ample = outcome_of(lambda: Cramped(99, where, True, drop), small, world_size)
+    assert cramped[0].run.state.memory_limit == 3
+    assert cramped[0].ids == ample[0].ids
+    assert [r.global_batch for r in cramped[0].watcher.steps] == [
+        r.global_batch for r in ample[0].watcher.steps
+    ]
+    for one, other in zip(cramped, ample, strict=True):
+        assert_same(one.weights, other.weights, 0.0)
+    told = [e.text for e in cramped[0].watcher.events if e.kind == "memory"]
+    assert all("the global batch stays" in text for text in told)
+    assert len(told) == {1: 2, 2: 2, 3: 1}[world_size]
+
+
+def test_one_worker_alone_makes_all_of_them_halve():
+    models = iter([Cramped(99), Cramped(4)])
+    outcomes = train(
+        recipe("batch.global_batch=16", "stop.steps=4"),
+        world_size=2,
+        data=Points(64),
+        model=lambda: next(models),
+    )
+    assert [o.run.state.memory_limit for o in outcomes] == [4, 4]
+    assert_same(outcomes[0].weights, outcomes[1].weights, 0.0)
+    assert outcomes[0].watcher.steps[0].accumulation == 2
+    assert "on 1 worker(s)" in next(
+        e.text for e in outcomes[0].watcher.events if e.kind == "memory"
+    )
+
+
+def test_the_smaller_microbatch_is_in_the_checkpoint(tmp_path):
+    config = recipe("batch.global_batch=24", "stop.steps=4")
+    first = outcome_of(lambda: Cramped(4), config, run_dir=tmp_path, stop_after=2)[0]
+    second = outcome_of(lambda: Cramped(4), config, run_dir=tmp_path)[0]
+    assert first.run.state.memory_limit == second.run.state.memory_limit == 3
+    assert not [e for e in second.watcher.events if e.kind == "memory"]
+    assert second.watcher.steps[0].microbatch == 3
+
+
+def test_where_nothing_smaller_is_left_the_way_out_is_named():
+    with pytest.raises(RunFailedError, match=r"one sample does not fit.*precision\.dtype=bfloat16"):
+        outcome_of(lambda: Cramped(0), recipe())
+    with pytest.raises(RunFailedError, match="even 2 samples do not fit"):
+        outcome_of(lambda: Cramped(1, norm=True), recipe())
+
+
+def test_other_errors_pass_through():
+    class Faulty(nn.Linear):
+        def forward(self, x):
+            raise RuntimeError("not about memory")
+
+    with pytest.raises(RuntimeError, match="not about memory"):
+        train(recipe(), model=lambda: Faulty(6, 3))
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 3), st.integers(1, 2))
+def test_recut_equals_a_cut_with_the_smaller_size(share, largest, minimum, at_least):
+    if share < minimum:
+        return
+    whole = MicroBatch(
+        inputs=torch.arange(share * 2).view(share, 2),
+        targets=torch.arange(share),
+        ids=torch.arange(share),
+    )
+    first = recut([whole], max(largest, minimum), minimum, at_least)
+    smaller = halved(max(largest, 2 * minimum), minimum)
+    again = recut(first, smaller, minimum, at_least)
+    assert [len(m) for m in again] == list(microbatch_sizes(share, smaller, minimum, at_least))
+    assert torch.equal(torch.cat([m.ids for m in again]), whole.ids)
+    assert torch.equal(torch.cat([m.inputs for m in again]), whole.inputs)
