@@ -9,6 +9,7 @@ import torch
 from ranks import with_reducers
 
 from adaptive_platform.collectives import (
+    CollectiveError,
     HierarchicalConfig,
     Reducer,
     ReducerConfig,
@@ -64,3 +65,18 @@ def test_the_next_slice_does_not_wait_for_the_sum_between_rows(monkeypatch) -> N
     config = TorusConfig(slices=4, timeout_seconds=20)
     with_reducers(config, 4, lambda reducer: reducer.start(torch.zeros(LENGTH)).wait())
     assert events == ["begin"] * 4 + ["wait"] * 4
+
+
+def test_a_lost_worker_ends_all_slices_on_everyone() -> None:
+    def body(reducer: Reducer) -> str:
+        if reducer.rank == 3:
+            reducer.close()
+            return "left"
+        with pytest.raises(CollectiveError) as caught:
+            reducer.start(torch.zeros(LENGTH)).wait()
+        assert 3 in caught.value.peers
+        return caught.value.group
+
+    found = with_reducers(TorusConfig(slices=4, timeout_seconds=6), 4, body)
+    assert found[3] == "left"
+    assert all(group.startswith(("row", "column")) for group in found[:3])
