@@ -31,8 +31,6 @@ from adaptive_platform.collectives.schedules import Algorithm, Op, chunk_bounds,
 
 __all__ = ["GlooExecutor"]
 
-_SMALLEST_SLICE_BYTES = 2**20
-
 
 class GlooExecutor(Executor):
     """Executes one plan for one worker.
@@ -61,6 +59,7 @@ class GlooExecutor(Executor):
         self._plan_index = plan_index
         self._groups = groups
         self._rank = rank
+        self._segment_bytes = segment_bytes
         self._num_slices = num_slices
         self._in_flight = in_flight
         self._native = [
@@ -94,9 +93,12 @@ class GlooExecutor(Executor):
 
     def _slices(self, buffer: torch.Tensor) -> list[torch.Tensor]:
         """Parts that can overlap; the buffer itself where there is nothing to overlap with."""
-        count = min(self._num_slices, buffer.nbytes // _SMALLEST_SLICE_BYTES)
-        if count < 2 or len(self._native) == 1:
+        if len(self._native) == 1:
             return [buffer]
+        # Messages shorter than half a segment cost more than the overlap brings.
+        largest_group = max(len(group) for group in self._plan.phases[0].groups)
+        smallest_slice_bytes = self._segment_bytes // 2 * largest_group
+        count = max(1, min(self._num_slices, buffer.nbytes // smallest_slice_bytes))
         bounds = chunk_bounds(0, buffer.numel(), count)
         return [buffer[start:stop] for start, stop in pairwise(bounds)]
 

@@ -206,8 +206,9 @@ class MessagesConfig(ReducerConfig):
     """Largest message in KiB, with Gloo; smaller overlaps better, larger wakes threads less often.
     Scratch memory is up to four times this."""
     slices: int = Field(4, ge=1)
-    """Parts of a large buffer, each at least 1 MiB, that go through the phases one behind the
-    other, with Gloo: one is summed between machines while the next is summed inside them."""
+    """Parts of a large buffer that go through the phases one behind the other, with Gloo: one is
+    summed between machines while the next is summed inside them. Fewer where messages would
+    become shorter than half of `segment_kib`."""
 
     @property
     def segment_bytes(self) -> int:

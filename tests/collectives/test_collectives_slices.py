@@ -17,7 +17,7 @@ from adaptive_platform.collectives import (
     gloo,
 )
 
-LENGTH = 1_200_007  # four slices of at least 1 MiB, none of which divides evenly
+LENGTH = 150_007  # with segments of 64 KiB: four slices, none of which divides evenly
 
 
 def sums(config: ReducerConfig, world_size: int) -> list[tuple[torch.Tensor, int]]:
@@ -34,8 +34,8 @@ def sums(config: ReducerConfig, world_size: int) -> list[tuple[torch.Tensor, int
 @pytest.mark.parametrize("kind", [TorusConfig, HierarchicalConfig])
 @pytest.mark.parametrize("world_size", [4, 6])
 def test_sums_do_not_depend_on_the_slices(kind: type[ReducerConfig], world_size: int) -> None:
-    whole = sums(kind(slices=1, timeout_seconds=20), world_size)
-    sliced = sums(kind(slices=4, timeout_seconds=20), world_size)
+    whole = sums(kind(slices=1, segment_kib=64, timeout_seconds=20), world_size)
+    sliced = sums(kind(slices=4, segment_kib=64, timeout_seconds=20), world_size)
     ranks = sum(range(world_size))
     expected = world_size * (torch.arange(LENGTH) % 97).float() + ranks
     for (a, bytes_a), (b, bytes_b) in zip(whole, sliced, strict=True):
@@ -62,7 +62,7 @@ def test_the_next_slice_does_not_wait_for_the_sum_between_rows(monkeypatch) -> N
 
     monkeypatch.setattr(gloo.GlooExecutor, "_begin_phase_sum", spied_begin)
     monkeypatch.setattr(gloo._Sum, "wait", spied_wait)
-    config = TorusConfig(slices=4, timeout_seconds=20)
+    config = TorusConfig(slices=4, segment_kib=64, timeout_seconds=20)
     with_reducers(config, 4, lambda reducer: reducer.start(torch.zeros(LENGTH)).wait())
     assert events == ["begin"] * 4 + ["wait"] * 4
 
@@ -77,6 +77,6 @@ def test_a_lost_worker_ends_all_slices_on_everyone() -> None:
         assert 3 in caught.value.peers
         return caught.value.group
 
-    found = with_reducers(TorusConfig(slices=4, timeout_seconds=6), 4, body)
+    found = with_reducers(TorusConfig(slices=4, segment_kib=64, timeout_seconds=6), 4, body)
     assert found[3] == "left"
     assert all(group.startswith(("row", "column")) for group in found[:3])
