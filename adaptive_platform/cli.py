@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from enum import Enum
 from typing import Annotated
 
@@ -125,6 +126,7 @@ def recipes() -> None:
 
 class _Bench(str, Enum):
     overhead = "overhead"
+    collectives = "collectives"
 
 
 @app.command()
@@ -132,15 +134,78 @@ def bench(
     name: Annotated[_Bench, typer.Argument(help="What to measure.")],
     quick: Annotated[bool, typer.Option(help="End within a minute, with less certainty.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    out: Annotated[
+        str, typer.Option(help="collectives: file for the links that `reducer.links` reads.")
+    ] = "",
 ) -> None:
     """Measure ours against a baseline, in turn within one run."""
+    from functools import partial
+
     from rich.console import Console
 
+    from adaptive_platform.bench.collectives import collectives
     from adaptive_platform.bench.overhead import overhead
-    from adaptive_platform.bench.rows import print_rows
+    from adaptive_platform.bench.rows import Row, print_rows
 
-    measures = {_Bench.overhead: overhead}
+    if out and name is not _Bench.collectives:
+        raise UserError(f"--out = {out}: only `bench collectives` writes a file.")
+    measures: dict[_Bench, Callable[..., list[Row]]] = {
+        _Bench.overhead: overhead,
+        _Bench.collectives: partial(collectives, out=out),
+    }
     print_rows(measures[name](quick=quick), as_json=as_json, console=Console())
+
+
+class _Plan(str, Enum):
+    collectives = "collectives"
+
+
+@app.command()
+def plan(
+    name: Annotated[_Plan, typer.Argument(help="What to plan.")],
+    workers: Annotated[int, typer.Option(help="Number of workers.")],
+    mib: Annotated[float, typer.Option(help="Gradients of one worker, in MiB.")] = 97.5,
+    grid: Annotated[str, typer.Option(help="Rows x row length of the torus, such as 32x64.")] = "",
+    workers_per_node: Annotated[int, typer.Option(help="Workers that share a machine.")] = 1,
+    alpha: Annotated[float, typer.Option(help="Seconds a message takes however short.")] = 50e-6,
+    beta: Annotated[float, typer.Option(help="Seconds per byte between machines.")] = 0.8e-9,
+    local_alpha: Annotated[float, typer.Option(help="Like alpha, inside a machine.")] = 20e-6,
+    local_beta: Annotated[float, typer.Option(help="Like beta, inside a machine.")] = 0.2e-9,
+    links: Annotated[
+        str, typer.Option(help="File of `bench collectives --out`, in place of the four above.")
+    ] = "",
+    compute_seconds: Annotated[
+        float | None,
+        typer.Option(help="Forward and backward of a step: adds overlap and efficiency."),
+    ] = None,
+    bucket_mib: Annotated[float, typer.Option(help="Size of a bucket for the overlap.")] = 25.0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Price every reduction plan for a cluster that need not exist."""
+    from rich.console import Console
+
+    from adaptive_platform.bench.plans import (
+        Step,
+        make_links,
+        price_plans,
+        print_plans,
+        read_grid,
+        read_links,
+    )
+
+    del name  # the only one
+    step = None
+    if compute_seconds is not None:
+        step = Step(compute_seconds=compute_seconds, bucket_bytes=bucket_mib * 2**20)
+    rows = price_plans(
+        workers,
+        read_links(links) if links else make_links(alpha, beta, local_alpha, local_beta),
+        mib * 2**20,
+        workers_per_node=workers_per_node,
+        grid=read_grid(grid) if grid else None,
+        step=step,
+    )
+    print_plans(rows, as_json=as_json, console=Console())
 
 
 def split_words(words: list[str]) -> tuple[str | None, list[str]]:

@@ -10,7 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from adaptive_platform.collectives.auto import AutoConfig
-from adaptive_platform.collectives.calibrate import Timing, fit_link, time_reductions
+from adaptive_platform.collectives.calibrate import (
+    Timing,
+    fit_link,
+    measure_links,
+    time_reductions,
+)
 from adaptive_platform.collectives.cost import Link, Links, cheapest, cost, exposed_seconds
 from adaptive_platform.collectives.failure import CollectiveError
 from adaptive_platform.collectives.groups import Membership, ProcessGroups
@@ -53,6 +58,7 @@ __all__ = [
     "cost",
     "exposed_seconds",
     "fit_link",
+    "measure_links",
     "simulate",
     "time_reductions",
 ]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
-from pydantic import Field
+import yaml
+from pydantic import Field, field_validator
 
 from adaptive_platform.collectives.cost import Link, Links, cheapest
 from adaptive_platform.collectives.halving_doubling import HalvingDoublingConfig
@@ -40,11 +42,22 @@ class AutoConfig(MessagesConfig):
         local=Link(latency_seconds=20e-6, bytes_per_second=5e9),
     )
     """Latency and bandwidth between machines and inside one. Left out: 10 Gbit/s Ethernet between
-    machines, 5 GB/s inside; `calibrate.fit_link` finds yours."""
+    machines, 5 GB/s inside. A path names the file that `adaptive-platform bench collectives
+    --out FILE` wrote; it is read once and its numbers become part of the recipe."""
     candidates: tuple[Candidate, ...] = Field(
         ("torus", "ring", "halving_doubling", "hierarchical", "tree"), min_length=1
     )
     """Plans to choose from, with their default settings; the earlier wins among equals."""
+
+    @field_validator("links", mode="before")
+    @classmethod
+    def _from_file(cls, links: Any) -> Any:
+        if not isinstance(links, str):
+            return links
+        try:
+            return yaml.safe_load(Path(links).read_text())
+        except (OSError, yaml.YAMLError) as error:
+            raise ValueError(f"{links} is not a readable YAML file: {error}") from None
 
     def plans(self, world_size: int, node_of_rank: Sequence[str] | None = None) -> PlanTable:
         """The cheapest plan up to each limit; neighbours with the same plan are merged."""

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from statistics import median
 
 import torch
+from torch._C._distributed_c10d import PrefixStore
 
 from adaptive_platform.collectives.cost import Link, Links, cost
+from adaptive_platform.collectives.groups import Membership
 from adaptive_platform.collectives.plan import Plan
 from adaptive_platform.collectives.reducer import Reducer
+from adaptive_platform.collectives.ring import RingConfig
 
-__all__ = ["Timing", "fit_link", "time_reductions"]
+__all__ = ["Timing", "fit_link", "measure_links", "time_reductions"]
 
 _COUNTING_ROUNDS = Links(remote=Link(latency_seconds=1.0, bytes_per_second=1e300))
 _COUNTING_BYTES = Links(remote=Link(latency_seconds=0.0, bytes_per_second=1.0))
@@ -86,3 +89,55 @@ def fit_link(timings: Sequence[Timing]) -> Link:
     elif per_byte <= 0:
         raise ValueError("larger messages did not take longer: repeat with larger ones")
     return Link(latency_seconds=latency, bytes_per_second=1 / per_byte)
+
+
+def measure_links(
+    membership: Membership,
+    device: torch.device | str = "cpu",
+    sizes_bytes: Sequence[int] = (2**14, 2**18, 2**22, 2**24),
+    repeats: int = 10,
+) -> Links:
+    """Latency and bandwidth between machines and inside them, as these workers see them.
+
+    The first worker of every machine forms one ring and the workers of each machine another, one
+    kind after the other, so that neither disturbs the other. Between machines, the bandwidth of
+    one pair of workers is taken for that of the network card.
+
+    Args:
+        membership: All workers call this together, with a generation that is not used yet.
+        device: Where the messages live.
+        sizes_bytes: Message sizes, at least two.
+        repeats: Timed reductions per size.
+
+    Returns:
+        The same on all workers. Where all are on one machine, or each on its own, there is one
+        kind of link only and `local` is left out.
+    """
+    names = membership.node_of_rank or ("one machine",) * membership.world_size
+    members: dict[str, list[int]] = {}
+    for rank, name in enumerate(names):
+        members.setdefault(name, []).append(rank)
+    firsts = [ranks[0] for ranks in members.values()]
+    mine = members[names[membership.rank]]
+    with Reducer(RingConfig(), membership, device) as everyone:
+
+        def ring(label: str, ranks: Sequence[int]) -> Link | None:
+            """Fit the ring of `ranks`; every worker learns the slowest answer of all rings."""
+            link = None
+            if membership.rank in ranks and len(ranks) > 1:
+                part = Membership(
+                    PrefixStore(f"links/{label}/{ranks[0]}", membership.store),
+                    ranks.index(membership.rank),
+                    len(ranks),
+                    membership.generation,
+                )
+                with Reducer(RingConfig(), part, device) as reducer:
+                    link = fit_link(time_reductions(reducer, sizes_bytes, repeats))
+            found = [each for each in everyone.all_gather_object(link) if each is not None]
+            return min(found, key=lambda each: each.bytes_per_second, default=None)
+
+        remote, local = ring("remote", firsts), ring("local", mine)
+    if remote is None:
+        assert local is not None, "one worker has no links"
+        return Links(remote=local)
+    return Links(remote=remote, local=local)

@@ -18,8 +18,11 @@ class Executor(ABC):
     """
 
     @abstractmethod
-    def reduce(self, buffer: torch.Tensor, deadline: Deadline) -> None:
-        """Sum a 1-D contiguous buffer over all workers, in place, as the plan says."""
+    def reduce(self, buffer: torch.Tensor, wire_dtype: torch.dtype, deadline: Deadline) -> None:
+        """Sum a 1-D contiguous buffer over all workers, in place, as the plan says.
+
+        Between workers its numbers travel as `wire_dtype`, which may be the buffer's own.
+        """
 
     @abstractmethod
     def all_reduce(self, tensor: torch.Tensor, deadline: Deadline) -> None:

@@ -48,8 +48,10 @@ class NcclExecutor(Executor):
         self._device = device
         self._stream = torch.cuda.Stream(device)
 
-    def launch(self, buffer: torch.Tensor) -> Launched:
+    def launch(self, buffer: torch.Tensor, wire_dtype: torch.dtype) -> Launched:
         """Queue the sum of `buffer`; wait for it before anything reads the buffer.
+
+        NCCL adds in the type that it sends, so a narrower one also rounds the sums.
 
         Raises:
             LinkError: NCCL refused, since a communicator is broken.
@@ -59,7 +61,12 @@ class NcclExecutor(Executor):
         with torch.cuda.stream(self._stream):
             began = self._mark()
             try:
-                self._phases.run(buffer)
+                if wire_dtype is buffer.dtype:
+                    self._phases.run(buffer)
+                else:
+                    wire = buffer.to(wire_dtype)
+                    self._phases.run(wire)
+                    buffer.copy_(wire)
             except RuntimeError as error:
                 raise LinkError("reduce", self._groups.world.label, (), str(error)) from None
             return Launched(began, self._mark())
@@ -80,9 +87,9 @@ class NcclExecutor(Executor):
         torch.cuda.current_stream(self._device).wait_event(launched.ended)
         return launched.began.elapsed_time(launched.ended) / 1000
 
-    def reduce(self, buffer: torch.Tensor, deadline: Deadline) -> None:
+    def reduce(self, buffer: torch.Tensor, wire_dtype: torch.dtype, deadline: Deadline) -> None:
         """Launch and wait."""
-        self.await_launched(self.launch(buffer), "reduce", deadline)
+        self.await_launched(self.launch(buffer, wire_dtype), "reduce", deadline)
 
     def all_reduce(self, tensor: torch.Tensor, deadline: Deadline) -> None:
         """NCCL's own, over the group of all workers."""

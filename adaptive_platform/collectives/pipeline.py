@@ -35,7 +35,8 @@ class Message:
     turn: int
     start: int
     stop: int
-    add: bool = False
+    add: bool
+    """The receiver adds it to its buffer; otherwise it replaces what is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +56,13 @@ class Program:
     receives: tuple[Message, ...]
     actions: tuple[Action, ...]
     in_flight: int
-    """Receives posted ahead at most; an adding receive `i` lands in scratch slot
+    """Receives posted ahead at most; where receive `i` needs scratch, it is slot
     `i % in_flight`."""
 
     @property
     def slot_length(self) -> int:
         """Elements that a scratch slot must hold."""
-        return max((m.stop - m.start for m in self.receives if m.add), default=0)
+        return max((m.stop - m.start for m in self.receives), default=0)
 
 
 def compile_program(
@@ -82,7 +83,7 @@ def compile_program(
     sends: list[Message] = []
     receives: list[Message] = []
     for turn, plan in enumerate(rounds):
-        sends += _messages(plan.send, turn, bounds, segment, stride)
+        sends += _messages(plan.send, turn, bounds, segment, stride, plan.add)
         receives += _messages(plan.receive, turn, bounds, segment, stride, plan.add)
     needed = _receives_before(sends, receives)
     actions: list[Action] = []
@@ -109,7 +110,7 @@ def _messages(
     bounds: Sequence[int],
     segment: int,
     stride: int,
-    add: bool = False,
+    add: bool,
 ) -> list[Message]:
     if transfer is None:
         return []

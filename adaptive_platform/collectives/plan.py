@@ -172,6 +172,11 @@ class ReducerConfig(Variant):
         """Largest point-to-point message, for plans that send any."""
         return 4 * 2**20
 
+    @property
+    def num_slices(self) -> int:
+        """Parts of a large buffer that go through the phases one behind the other, with Gloo."""
+        return 1
+
     def plans(self, world_size: int, node_of_rank: Sequence[str] | None = None) -> PlanTable:
         """Which plan serves which message: one for all, unless a variant tells sizes apart.
 
@@ -200,11 +205,20 @@ class MessagesConfig(ReducerConfig):
     segment_kib: int = Field(4096, ge=4)
     """Largest message in KiB, with Gloo; smaller overlaps better, larger wakes threads less often.
     Scratch memory is up to four times this."""
+    slices: int = Field(4, ge=1)
+    """Parts of a large buffer that go through the phases one behind the other, with Gloo: one is
+    summed between machines while the next is summed inside them. Fewer where messages would
+    become shorter than half of `segment_kib`."""
 
     @property
     def segment_bytes(self) -> int:
         """Largest point-to-point message."""
         return self.segment_kib * 1024
+
+    @property
+    def num_slices(self) -> int:
+        """Parts that go through the phases one behind the other."""
+        return self.slices
 
 
 def whole_world(

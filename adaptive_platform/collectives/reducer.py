@@ -106,37 +106,44 @@ class Reducer:
         """Bytes this worker put on the wire in `start`ed reductions, by the plan."""
         return self._bytes_sent
 
-    def start(self, buffer: torch.Tensor) -> Pending:
+    def start(self, buffer: torch.Tensor, wire_dtype: torch.dtype | None = None) -> Pending:
         """Begin to sum `buffer` over all workers, in place.
 
         Args:
             buffer: 1-D, contiguous, float32, float64, float16 or bfloat16, of any length that is
                 the same on all workers. Leave it alone until `wait` has returned.
+            wire_dtype: Type of its numbers between workers, such as `torch.bfloat16`; left out,
+                its own. With Gloo, sums are kept in the buffer's type all the same. Divide before
+                rather than after where a sum might not fit, and keep what must be exact, such as
+                counts, out of such a buffer.
 
         Returns:
             The operation; `wait` for it before reading the buffer.
 
         Raises:
             CollectiveError: An earlier operation failed.
-            ValueError: Not a 1-D contiguous floating-point tensor.
+            ValueError: Not a 1-D contiguous floating-point tensor, or `wire_dtype` is wider.
         """
         if buffer.dim() != 1 or not buffer.is_contiguous() or not buffer.is_floating_point():
             raise ValueError(
                 f"a 1-D contiguous floating-point buffer is needed, not {buffer.dtype} of shape "
                 f"{tuple(buffer.shape)}"
             )
+        wire = wire_dtype or buffer.dtype
+        if not wire.is_floating_point or wire.itemsize > buffer.element_size():
+            raise ValueError(f"wire_dtype = {wire}: must be a float no wider than {buffer.dtype}")
         self._check()
         if not self._executors or not buffer.numel():
             return Finished()
-        index = self._index_for(buffer.nbytes)
+        index = self._index_for(buffer.numel() * wire.itemsize)
         executor = self._executors[index]
-        self._bytes_sent += self._elements_sent(index, buffer.numel()) * buffer.element_size()
+        self._bytes_sent += self._elements_sent(index, buffer.numel()) * wire.itemsize
         buffer = buffer.detach()
         if isinstance(executor, NcclExecutor):
-            return self._on_stream(executor, buffer)
+            return self._on_stream(executor, buffer, wire)
         assert self._thread is not None
         return self._thread.submit(
-            lambda: self._attempt(lambda limit: self._timed(executor, buffer, limit))
+            lambda: self._attempt(lambda limit: self._timed(executor, buffer, wire, limit))
         )
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -242,7 +249,14 @@ class Reducer:
             self._executors.append(
                 NcclExecutor(plan, index, self._groups, self.rank, self._device)
                 if on_cuda
-                else GlooExecutor(plan, index, self._groups, self.rank, self._config.segment_bytes)
+                else GlooExecutor(
+                    plan,
+                    index,
+                    self._groups,
+                    self.rank,
+                    self._config.segment_bytes,
+                    self._config.num_slices,
+                )
             )
         if not on_cuda:
             self._thread = OrderedThread(f"reducer-{self.rank}")
@@ -267,14 +281,18 @@ class Reducer:
             return
         self._thread.submit(lambda: self._attempt(lambda limit: act(executor, limit))).wait()
 
-    def _timed(self, executor: Executor, buffer: torch.Tensor, limit: Deadline) -> None:
+    def _timed(
+        self, executor: Executor, buffer: torch.Tensor, wire: torch.dtype, limit: Deadline
+    ) -> None:
         began = time.perf_counter()
-        executor.reduce(buffer, limit)
+        executor.reduce(buffer, wire, limit)
         self._seconds += time.perf_counter() - began
 
-    def _on_stream(self, executor: NcclExecutor, buffer: torch.Tensor) -> Pending:
+    def _on_stream(
+        self, executor: NcclExecutor, buffer: torch.Tensor, wire: torch.dtype
+    ) -> Pending:
         launched: list[Launched] = []
-        self._attempt(lambda _: launched.append(executor.launch(buffer)))
+        self._attempt(lambda _: launched.append(executor.launch(buffer, wire)))
         return _OnStream(self, executor, launched[0])
 
     def _attempt(self, act: Callable[[Deadline], None]) -> None:

@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 from ranks import as_threads, with_reducers
-from torch.distributed import HashStore
+from torch.distributed import HashStore, TCPStore
 
 from adaptive_platform.collectives import CollectiveError, Membership, Reducer, TorusConfig
 
@@ -51,6 +51,35 @@ def test_rebuilding_with_other_sizes_leaks_nothing() -> None:
     after = settled(before)
     assert after[0] <= before[0]
     assert after[1] <= before[1]
+
+
+def test_connections_to_the_store_close_without_the_garbage_collector() -> None:
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    clients = [TCPStore("127.0.0.1", server.port, is_master=False) for _ in range(3)]
+
+    def rebuild(generation: int) -> None:
+        def body(rank: int) -> None:
+            membership = Membership(clients[rank], rank, 3, generation)
+            with Reducer(TorusConfig(timeout_seconds=20), membership) as reducer:
+                reducer.start(torch.ones(10)).wait()
+
+        as_threads(3, body)
+
+    rebuild(0)
+    settled(threads_and_files())
+    before = len(os.listdir("/proc/self/fd"))
+    gc.disable()
+    try:
+        for generation in range(1, 9):
+            rebuild(generation)
+        for _ in range(100):
+            after = len(os.listdir("/proc/self/fd"))
+            if after <= before:
+                break
+            time.sleep(0.05)
+    finally:
+        gc.enable()
+    assert after <= before
 
 
 def test_two_generations_live_side_by_side() -> None:

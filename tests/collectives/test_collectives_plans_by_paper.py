@@ -80,3 +80,14 @@ def test_hierarchical_groups_are_the_machines_even_if_unequal() -> None:
 def test_hybrid_changes_plan_at_the_threshold() -> None:
     table = HybridConfig(small="tree", large="torus", threshold_kib=1).plans(4)
     assert [(limit, plan.name) for limit, plan in table] == [(1024, "tree"), (math.inf, "torus")]
+
+
+def test_a_thousand_simulated_workers() -> None:
+    """Every message of Mikami's 32 x 32 torus is played: the sum, the steps and the bytes."""
+    workers, length = 1024, 2048
+    plan = TorusConfig(grid=(32, 32)).plan(workers)
+    done = simulate(plan, [torch.full((length,), float(rank)) for rank in range(workers)])
+    assert done.rounds == 124
+    assert set(done.elements_sent) == {2 * (workers - 1) * length // workers}
+    total = torch.full((length,), workers * (workers - 1) / 2)
+    assert all(torch.equal(result, total) for result in done.results)

@@ -1,0 +1,149 @@
+"""Every reduction plan against Gloo's own all-reduce, and the links that the workers have."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import yaml
+from torch._C._distributed_c10d import PrefixStore
+
+from adaptive_platform.bench.processes import run_group
+from adaptive_platform.bench.rows import Row, paired
+from adaptive_platform.collectives import (
+    Links,
+    Membership,
+    Reducer,
+    ReducerConfig,
+    measure_links,
+)
+from adaptive_platform.settings import variants_of
+
+__all__ = ["SIZES", "collectives", "write_links"]
+
+_COMPOSED = ("auto", "hybrid")
+"""Kinds that only choose among the others."""
+_BATCH_BYTES = 2**21
+"""Small messages are sent repeatedly until this much has been, as one timing."""
+_MOST_REPEATS = 16
+SIZES = {"64 KB": 64_000, "1 MB": 1_000_000, "25 MB": 25_000_000, "100 MB": 100_000_000}
+_GENERATION_OF_LINKS = 1000
+
+
+def collectives(
+    *,
+    quick: bool,
+    out: str = "",
+    workers: Sequence[int] = (),
+    sizes: Mapping[str, int] | None = None,
+) -> list[Row]:
+    """Alternate Gloo's own all-reduce and each plan, on local processes of one thread.
+
+    Every block times each plan once, and each plan's pair is the raw all-reduce right before it.
+    A time is that of the slowest worker. With more processes than cores the figures show the work
+    done per byte rather than the network; their ratio is still fair.
+
+    Args:
+        quick: 2 and 4 workers, up to 25 MB and few blocks, to end within a minute.
+        out: File for the measured links, which `reducer: {kind: auto, links: FILE}` reads.
+        workers: Group sizes other than those.
+        sizes: Message sizes in bytes by their name, other than those.
+    """
+    blocks = 3 if quick else 9
+    workers = workers or ((2, 4) if quick else (2, 4, 8))
+    sizes = sizes or dict(list(SIZES.items())[: 3 if quick else 4])
+    kinds = [kind for kind in variants_of(ReducerConfig) if kind not in _COMPOSED]
+    rows: list[Row] = []
+    links: Links | None = None
+    for world_size in workers:
+        found = run_group(world_size, _time_blocks, kinds, list(sizes.values()), blocks)
+        links = found[0][1]
+        for label, size in sizes.items():
+            for kind in kinds:
+                ours, raw = (
+                    [max(t) for t in zip(*(each[0][kind, size][i] for each in found), strict=True)]
+                    for i in (0, 1)
+                )
+                case = f"{world_size} workers, {label}: {kind}"
+                rows.append(paired("collectives", case, "s", ours, raw))
+        rows += _link_rows(world_size, links)
+    if out and links is not None:
+        write_links(links, out)
+    return rows
+
+
+def write_links(links: Links, path: str) -> None:
+    """Write links as the YAML that `AutoConfig.links` reads."""
+    content = links.model_dump(mode="json", exclude_none=True)
+    Path(path).write_text(yaml.safe_dump(content, sort_keys=False))
+
+
+def _link_rows(world_size: int, links: Links) -> list[Row]:
+    figures = {"latency (alpha)": (links.remote.latency_seconds, "s")}
+    figures["bandwidth (1/beta)"] = (links.remote.bytes_per_second, "B/s")
+    if links.local is not None:
+        figures["local latency"] = (links.local.latency_seconds, "s")
+        figures["local bandwidth"] = (links.local.bytes_per_second, "B/s")
+    return [
+        Row(
+            bench="collectives",
+            case=f"{world_size} workers: {name}",
+            value=value,
+            unit=unit,
+            baseline=None,
+            ratio=None,
+            repeats=1,
+        )
+        for name, (value, unit) in figures.items()
+    ]
+
+
+Times = dict[tuple[str, int], tuple[list[float], list[float]]]
+"""By plan and size: seconds of the plan and of the raw all-reduce before it, block by block."""
+
+
+def _time_blocks(
+    membership: Membership, kinds: Sequence[str], sizes: Sequence[int], blocks: int
+) -> tuple[Times, Links]:
+    variants = variants_of(ReducerConfig)
+    store, rank, world_size = membership.store, membership.rank, membership.world_size
+    raw: Any = dist.ProcessGroupGloo(
+        PrefixStore("raw", store), rank, world_size, timedelta(minutes=5)
+    )
+    reducers = {
+        kind: Reducer(
+            variants[kind](kind=kind, timeout_seconds=300.0),
+            Membership(store, rank, world_size, generation),
+        )
+        for generation, kind in enumerate(kinds)
+    }
+
+    def timed(act: Callable[[], None], count: int) -> float:
+        raw.barrier().wait()
+        began = time.perf_counter()
+        for _ in range(count):
+            act()
+        return (time.perf_counter() - began) / count
+
+    times: Times = {(kind, size): ([], []) for kind in kinds for size in sizes}
+    for size in sizes:
+        buffer = torch.zeros(size // 4)
+        count = min(_MOST_REPEATS, max(1, _BATCH_BYTES // size))
+        for block in range(blocks + 1):  # the first one warms up
+            for kind, reducer in reducers.items():
+                bare = timed(lambda: raw.allreduce([buffer]).wait(), count)  # noqa: B023
+                ours = timed(lambda: reducer.start(buffer).wait(), count)  # noqa: B023
+                if block > 0:
+                    times[kind, size][0].append(ours)
+                    times[kind, size][1].append(bare)
+    for reducer in reducers.values():
+        reducer.close()
+    links = measure_links(
+        Membership(store, rank, world_size, _GENERATION_OF_LINKS, membership.node_of_rank)
+    )
+    return times, links

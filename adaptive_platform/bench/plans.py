@@ -1,0 +1,190 @@
+"""What each reduction plan would cost on a cluster of any size, from its links alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from pydantic import ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from adaptive_platform.collectives import (
+    AutoConfig,
+    Link,
+    Links,
+    Plan,
+    ReducerConfig,
+    TorusConfig,
+    cost,
+    exposed_seconds,
+)
+from adaptive_platform.errors import UserError
+from adaptive_platform.settings import user_error, variants_of
+
+__all__ = ["PlanRow", "Step", "make_links", "price_plans", "print_plans", "read_grid", "read_links"]
+
+_COMPOSED = ("auto", "hybrid")
+_ONLY_ROUNDS = Links(remote=Link(latency_seconds=1.0, bytes_per_second=1e300))
+_ONLY_BYTES = Links(remote=Link(latency_seconds=0.0, bytes_per_second=1.0))
+_BACKWARD = 2 / 3
+"""Part of a step's computation that is backward: two of three matrix products per layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """The computation that a reduction can hide behind."""
+
+    compute_seconds: float
+    """Forward and backward of one step on one worker, without communication."""
+    bucket_bytes: float
+    """Gradients are reduced in buckets of this size, ready at even distances in backward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRow:
+    """One plan."""
+
+    plan: str
+    grid: tuple[int, int]
+    """Rows and row length of a torus; (1, workers) otherwise."""
+    steps: int
+    """Messages one after the other; each costs a latency."""
+    bytes: float
+    """Bytes that cross the busiest worker's link, summed over the steps."""
+    seconds: float
+    """One reduction of the whole message."""
+    exposed_seconds: float | None
+    """What of it backward does not hide, where a `Step` was given."""
+    efficiency: float | None
+    """Computation / (computation + exposed reduction)."""
+
+
+def price_plans(
+    workers: int,
+    links: Links,
+    message_bytes: float,
+    *,
+    workers_per_node: int = 1,
+    grid: tuple[int, int] | None = None,
+    step: Step | None = None,
+) -> list[PlanRow]:
+    """Price every plan, cheapest first.
+
+    Args:
+        workers: Number of workers; tens of thousands are fine.
+        links: Speeds.
+        message_bytes: Bytes of one worker's gradients.
+        workers_per_node: Neighbouring ranks on one machine, which share its network card.
+        grid: Rows and row length of the torus; left out, one row per machine or the squarest.
+        step: What the reduction overlaps with.
+
+    Raises:
+        UserError: The grid does not hold the workers, or the machines do not.
+    """
+    if workers < 2:
+        raise UserError(f"--workers = {workers}: must be at least 2, or there is nothing to plan.")
+    if workers_per_node < 1 or workers % workers_per_node:
+        raise UserError(
+            f"--workers-per-node = {workers_per_node}: must divide the {workers} workers."
+        )
+    nodes = None
+    if workers_per_node > 1:
+        nodes = [str(rank // workers_per_node) for rank in range(workers)]
+    plans = {
+        kind: variant(kind=kind).plan(workers, nodes)
+        for kind, variant in variants_of(ReducerConfig).items()
+        if kind not in _COMPOSED
+    }
+    plans["torus"] = TorusConfig(grid=grid).plan(workers, nodes)
+    rows = [_row(plan, links, message_bytes, nodes, step) for plan in plans.values()]
+    return sorted(rows, key=lambda row: row.seconds)
+
+
+def print_plans(rows: Sequence[PlanRow], *, as_json: bool, console: Console) -> None:
+    """Print all rows, one JSON object a line or as a table."""
+    if as_json:
+        for row in rows:
+            print(json.dumps(asdict(row)))
+        return
+    table = Table("plan", "grid", "steps", "MB on busiest link", "seconds", box=None)
+    with_step = rows[0].efficiency is not None
+    if with_step:
+        table.add_column("exposed s")
+        table.add_column("efficiency")
+    for row in rows:
+        grid = f"{row.grid[0]} x {row.grid[1]}" if row.grid[0] > 1 else ""
+        cells = [row.plan, grid, str(row.steps), f"{row.bytes / 1e6:.1f}", f"{row.seconds:.4g}"]
+        if with_step:
+            cells += [f"{row.exposed_seconds:.4g}", f"{row.efficiency:.1%}"]
+        table.add_row(*cells)
+    console.print(table)
+
+
+def make_links(alpha: float, beta: float, local_alpha: float, local_beta: float) -> Links:
+    """Links from latencies in seconds and inverse bandwidths in seconds per byte.
+
+    Raises:
+        UserError: A bandwidth is not positive or a latency negative.
+    """
+    for name, value in {"--beta": beta, "--local-beta": local_beta}.items():
+        if not value > 0:
+            raise UserError(f"{name} = {value:g}: must be above 0 seconds per byte.")
+    for name, value in {"--alpha": alpha, "--local-alpha": local_alpha}.items():
+        if not value >= 0:
+            raise UserError(f"{name} = {value:g}: must be at least 0 seconds.")
+    return Links(
+        remote=Link(latency_seconds=alpha, bytes_per_second=1 / beta),
+        local=Link(latency_seconds=local_alpha, bytes_per_second=1 / local_beta),
+    )
+
+
+def read_links(path: str) -> Links:
+    """The links in a file that `bench collectives --out` wrote.
+
+    Raises:
+        UserError: The file is not readable or does not hold links.
+    """
+    try:
+        return AutoConfig.model_validate({"links": path}).links
+    except ValidationError as error:
+        raise user_error(error, AutoConfig) from None
+
+
+def read_grid(words: str) -> tuple[int, int]:
+    """Rows and row length from `32x64`.
+
+    Raises:
+        UserError: It does not have that form.
+    """
+    parts = words.lower().split("x")
+    if len(parts) != 2 or not all(part.strip().isdigit() for part in parts):
+        raise UserError(f"--grid = {words}: write rows x row length, such as 32x64.")
+    return int(parts[0]), int(parts[1])
+
+
+def _row(
+    plan: Plan,
+    links: Links,
+    message_bytes: float,
+    nodes: Sequence[str] | None,
+    step: Step | None,
+) -> PlanRow:
+    exposed = efficiency = None
+    if step is not None:
+        count = max(1, round(message_bytes / step.bucket_bytes))
+        bucket_seconds = cost(plan, message_bytes / count, links, nodes)
+        backward = _BACKWARD * step.compute_seconds
+        ready = [backward * (index + 1) / count for index in range(count)]
+        exposed = exposed_seconds(ready, [bucket_seconds] * count, backward)
+        efficiency = step.compute_seconds / (step.compute_seconds + exposed)
+    return PlanRow(
+        plan=plan.name,
+        grid=plan.grid,
+        steps=round(cost(plan, 1.0, _ONLY_ROUNDS)),
+        bytes=cost(plan, message_bytes, _ONLY_BYTES),
+        seconds=cost(plan, message_bytes, links, nodes),
+        exposed_seconds=exposed,
+        efficiency=efficiency,
+    )

@@ -1,0 +1,82 @@
+"""Large buffers go through the phases in slices: same sums, same bits, same bytes."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from ranks import with_reducers
+
+from adaptive_platform.collectives import (
+    CollectiveError,
+    HierarchicalConfig,
+    Reducer,
+    ReducerConfig,
+    TorusConfig,
+    gloo,
+)
+
+LENGTH = 150_007  # with segments of 64 KiB: four slices, none of which divides evenly
+
+
+def sums(config: ReducerConfig, world_size: int) -> list[tuple[torch.Tensor, int]]:
+    def body(reducer: Reducer) -> tuple[torch.Tensor, int]:
+        buffers = [torch.arange(LENGTH, dtype=torch.float32) % 97 + reducer.rank for _ in range(2)]
+        for pending in [reducer.start(buffer) for buffer in buffers]:
+            pending.wait()
+        assert torch.equal(*buffers)
+        return buffers[0], reducer.bytes_sent
+
+    return with_reducers(config, world_size, body)
+
+
+@pytest.mark.parametrize("kind", [TorusConfig, HierarchicalConfig])
+@pytest.mark.parametrize("world_size", [4, 6])
+def test_sums_do_not_depend_on_the_slices(kind: type[ReducerConfig], world_size: int) -> None:
+    whole = sums(kind(slices=1, segment_kib=64, timeout_seconds=20), world_size)
+    sliced = sums(kind(slices=4, segment_kib=64, timeout_seconds=20), world_size)
+    ranks = sum(range(world_size))
+    expected = world_size * (torch.arange(LENGTH) % 97).float() + ranks
+    for (a, bytes_a), (b, bytes_b) in zip(whole, sliced, strict=True):
+        assert torch.equal(a, expected)
+        assert torch.equal(b, expected)
+        assert bytes_a == bytes_b
+
+
+def test_the_next_slice_does_not_wait_for_the_sum_between_rows(monkeypatch) -> None:
+    events: list[str] = []
+    begin, wait = gloo.GlooExecutor._begin_phase_sum, gloo._Sum.wait
+
+    def note(event: str) -> None:
+        if threading.current_thread().name == "reducer-0":
+            events.append(event)
+
+    def spied_begin(self, index, part, deadline):
+        note("begin")
+        return begin(self, index, part, deadline)
+
+    def spied_wait(self):
+        note("wait")
+        wait(self)
+
+    monkeypatch.setattr(gloo.GlooExecutor, "_begin_phase_sum", spied_begin)
+    monkeypatch.setattr(gloo._Sum, "wait", spied_wait)
+    config = TorusConfig(slices=4, segment_kib=64, timeout_seconds=20)
+    with_reducers(config, 4, lambda reducer: reducer.start(torch.zeros(LENGTH)).wait())
+    assert events == ["begin"] * 4 + ["wait"] * 4
+
+
+def test_a_lost_worker_ends_all_slices_on_everyone() -> None:
+    def body(reducer: Reducer) -> str:
+        if reducer.rank == 3:
+            reducer.close()
+            return "left"
+        with pytest.raises(CollectiveError) as caught:
+            reducer.start(torch.zeros(LENGTH)).wait()
+        assert 3 in caught.value.peers
+        return caught.value.group
+
+    found = with_reducers(TorusConfig(slices=4, segment_kib=64, timeout_seconds=6), 4, body)
+    assert found[3] == "left"
+    assert all(group.startswith(("row", "column")) for group in found[:3])
