@@ -42,14 +42,14 @@ V = TypeVar("V", bound=Variant)
 
 
 def import_variants(package: str) -> None:
-    """Import every module of a room, so that a new variant is found by being a file.
+    """Import every module of a room and its sub-packages: a new variant is found by being a file.
 
     Args:
         package: Dotted name of the room, such as `adaptive_platform.controllers`.
     """
     module = importlib.import_module(package)
-    for found in pkgutil.iter_modules(module.__path__):
-        importlib.import_module(f"{package}.{found.name}")
+    for found in pkgutil.walk_packages(module.__path__, prefix=f"{package}."):
+        importlib.import_module(found.name)
 
 
 def variants_of(base: type[V]) -> dict[str, type[V]]:
