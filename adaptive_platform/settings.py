@@ -6,7 +6,7 @@ import difflib
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, TypeVar, Union
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -69,12 +69,16 @@ def variants_of(base: type[V]) -> dict[str, type[V]]:
     return dict(sorted(found.items()))
 
 
-def union_of(base: type[V]) -> Any:
+def union_of(base: type[V], admits: Callable[[type[V]], bool] = lambda _: True) -> Any:
     """The type of a field that holds one variant of `base`, chosen by `kind`.
 
     Only the modules imported so far count, so a room calls `import_variants` first.
+
+    Args:
+        base: Base of the variants.
+        admits: Says of a variant whether the field may hold it.
     """
-    classes = tuple(variants_of(base).values())
+    classes = tuple(cls for cls in variants_of(base).values() if admits(cls))
     if len(classes) == 1:
         return classes[0]
     return Annotated[Union[classes], Field(discriminator="kind")]  # noqa: UP007

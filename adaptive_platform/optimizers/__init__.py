@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from adaptive_platform.optimizers.config import OptimizerConfig
+from adaptive_platform.optimizers.exchange import Exchange
 from adaptive_platform.optimizers.groups import (
     describe_groups,
     set_lr,
@@ -19,6 +20,7 @@ from adaptive_platform.settings import import_variants, union_of
 __all__ = [
     "AnyOptimizer",
     "AnySchedule",
+    "Exchange",
     "OptimizerConfig",
     "ScheduleConfig",
     "describe_groups",
@@ -35,5 +37,6 @@ if TYPE_CHECKING:
     AnySchedule = ScheduleConfig
 else:
     import_variants(__name__)
-    AnyOptimizer = union_of(OptimizerConfig)
+    # Kinds that listen to the model stay out until the loop drives them.
+    AnyOptimizer = union_of(OptimizerConfig, lambda config: not config.needs_model)
     AnySchedule = union_of(ScheduleConfig)

@@ -1,0 +1,177 @@
+"""One layer's curvature: what is summed in a batch, what is kept, and how a gradient is solved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from adaptive_platform.optimizers.natural.coverage import Layer
+from adaptive_platform.optimizers.natural.factors import (
+    input_rows,
+    output_rows,
+    unit_wise_sum,
+    with_ones,
+)
+from adaptive_platform.optimizers.natural.refresh import RefreshState
+
+__all__ = ["KroneckerBlock", "Statistic", "UnitBlock", "layer_matrix"]
+
+
+@dataclass(slots=True)
+class Statistic:
+    """One factor: A, G, or a norm layer's blocks."""
+
+    name: str
+    side: int
+    """Rows of the matrix; 0 for a norm layer's `[3, C]`."""
+    cost: float
+    """Work of computing and inverting it once, in multiply-adds; refined once it was seen."""
+    state: RefreshState = field(default_factory=RefreshState)
+    wanted: bool = False
+    """Collected in the step in hand."""
+    total: Tensor | None = None
+    """This worker's sum over the step in hand."""
+    value: Tensor | None = None
+    """What is used, on workers that keep it."""
+    older: Tensor | None = None
+    """The value before, where the policy compares."""
+
+    def add(self, term: Tensor) -> None:
+        """Add one backward's part."""
+        self.total = term if self.total is None else self.total.add_(term)
+
+    def add_products(self, rows: Tensor) -> None:
+        """Add `rows^T rows`."""
+        if self.total is None:
+            self.total = rows.T @ rows
+        else:
+            self.total.addmm_(rows.T, rows)
+
+
+class KroneckerBlock:
+    """A linear or convolutional layer with `Fisher ~ A (x) G` (KFC, arXiv 1602.01407).
+
+    A is a sum over positions and a mean over samples, G a mean over both. A second use of the
+    layer in one forward pass, and a token of a sequence, count as further positions.
+    """
+
+    def __init__(self, layer: Layer) -> None:
+        self.layer = layer
+        self.name = layer.name
+        weight = layer.weight
+        self.dtype = torch.promote_types(weight.dtype, torch.float32)
+        columns = weight[0].numel() + (layer.bias is not None)
+        rows = weight.shape[0]
+        self.inputs = Statistic(f"{self.name}.inputs", columns, float(columns) ** 3)
+        self.outputs = Statistic(f"{self.name}.outputs", rows, float(rows) ** 3)
+        self.positions = 0
+        """This worker's count over the step in hand."""
+        self.inverse: dict[str, tuple[Tensor, ...]] = {}
+        """By `inputs` and `outputs`, on workers that precondition this layer."""
+        self.inverted: set[str] = set()
+        """Which inverses exist somewhere; equal on all workers."""
+        self.inverse_due = 0
+        """Step of the next inverse, where it has an interval of its own."""
+        self.inverse_damping = 0.0
+        """Damping that the inverses were made with; equal on all workers."""
+        self.failures = 0
+        """Refreshes in a row that failed; equal on all workers."""
+
+    @property
+    def parts(self) -> dict[str, Statistic]:
+        """Both factors by name."""
+        return {"inputs": self.inputs, "outputs": self.outputs}
+
+    @property
+    def ready(self) -> bool:
+        """Both inverses exist, so that the gradient can be preconditioned."""
+        return len(self.inverted) == 2
+
+    @property
+    def wanted(self) -> bool:
+        """Anything is collected in the step in hand."""
+        return self.inputs.wanted or self.outputs.wanted
+
+    def record(self, module: nn.Module, inputs: Tensor, gradients: Tensor) -> None:
+        """Take in one backward."""
+        assert isinstance(module, (nn.Linear, nn.Conv2d))
+        outputs = output_rows(module, gradients, self.dtype)
+        self.positions += outputs.shape[0]
+        if self.outputs.wanted:
+            self.outputs.add_products(outputs)
+        if self.inputs.wanted:
+            rows = input_rows(module, inputs, self.dtype)
+            self.inputs.add_products(rows if self.layer.bias is None else with_ones(rows))
+
+    def clear(self) -> None:
+        """Forget the step in hand."""
+        self.positions = 0
+        for part in self.parts.values():
+            part.total, part.wanted = None, False
+
+
+class UnitBlock:
+    """A batch-norm layer with a 2x2 Fisher block per channel (arXiv 2002.06015)."""
+
+    def __init__(self, layer: Layer) -> None:
+        assert layer.bias is not None
+        self.layer = layer
+        self.name = layer.name
+        self.dtype = torch.promote_types(layer.weight.dtype, torch.float32)
+        self.fisher = Statistic(f"{self.name}.fisher", 0, float(layer.weight.numel()))
+        self.positions = 0
+        """This worker's count of backward passes through it in the step in hand."""
+
+    @property
+    def parts(self) -> dict[str, Statistic]:
+        """The one statistic by name."""
+        return {"fisher": self.fisher}
+
+    @property
+    def ready(self) -> bool:
+        """Its Fisher blocks exist."""
+        return self.fisher.value is not None
+
+    @property
+    def wanted(self) -> bool:
+        """Collected in the step in hand."""
+        return self.fisher.wanted
+
+    def record(self, module: nn.Module, inputs: Tensor, gradients: Tensor) -> None:
+        """Take in one backward."""
+        assert isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d))
+        self.positions += 1
+        self.fisher.add(unit_wise_sum(module, inputs, gradients, self.dtype))
+
+    def clear(self) -> None:
+        """Forget the step in hand."""
+        self.positions = 0
+        self.fisher.total, self.fisher.wanted = None, False
+
+    def solve(self, scale_gradient: Tensor, shift_gradient: Tensor, damping: float) -> list[Tensor]:
+        """`(F_c + damping I)^-1 [dgamma, dbeta]` per channel, in closed form.
+
+        Where that is not finite the plain gradient comes back.
+        """
+        assert self.fisher.value is not None
+        of_scale, mixed, of_shift = self.fisher.value
+        of_scale, of_shift = of_scale + damping, of_shift + damping
+        determinant = of_scale * of_shift - mixed * mixed
+        scale = (of_shift * scale_gradient - mixed * shift_gradient) / determinant
+        shift = (of_scale * shift_gradient - mixed * scale_gradient) / determinant
+        finite = (scale.isfinite() & shift.isfinite()).all()
+        return [
+            torch.where(finite, scale, scale_gradient),
+            torch.where(finite, shift, shift_gradient),
+        ]
+
+
+def layer_matrix(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Weight gradient as `[out, in * kh * kw]` with the bias gradient as last column.
+
+    In any memory layout; a copy only where it is needed.
+    """
+    matrix = weight.reshape(weight.shape[0], -1).to(dtype)
+    return matrix if bias is None else torch.cat([matrix, bias.to(dtype).unsqueeze(1)], dim=1)
