@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from adaptive_platform.optimizers.natural.coverage import Layer
 from adaptive_platform.optimizers.natural.factors import (
-    input_rows,
+    input_products,
     output_rows,
     unit_wise_sum,
-    with_ones,
 )
 from adaptive_platform.optimizers.natural.refresh import RefreshState
 
@@ -41,13 +40,6 @@ class Statistic:
     def add(self, term: Tensor) -> None:
         """Add one backward's part."""
         self.total = term if self.total is None else self.total.add_(term)
-
-    def add_products(self, rows: Tensor) -> None:
-        """Add `rows^T rows`."""
-        if self.total is None:
-            self.total = rows.T @ rows
-        else:
-            self.total.addmm_(rows.T, rows)
 
 
 class KroneckerBlock:
@@ -94,16 +86,16 @@ class KroneckerBlock:
         """Anything is collected in the step in hand."""
         return self.inputs.wanted or self.outputs.wanted
 
-    def record(self, module: nn.Module, inputs: Tensor, gradients: Tensor) -> None:
+    def record(self, module: nn.Module, inputs: Tensor, gradients: Tensor, scale: float) -> None:
         """Take in one backward."""
         assert isinstance(module, (nn.Linear, nn.Conv2d))
-        outputs = output_rows(module, gradients, self.dtype)
-        self.positions += outputs.shape[0]
+        self.positions += gradients.numel() // self.outputs.side
         if self.outputs.wanted:
-            self.outputs.add_products(outputs)
+            outputs = output_rows(module, gradients, self.dtype)
+            self.outputs.add((outputs.T @ outputs).mul_(scale * scale))
         if self.inputs.wanted:
-            rows = input_rows(module, inputs, self.dtype)
-            self.inputs.add_products(rows if self.layer.bias is None else with_ones(rows))
+            bias = self.layer.bias is not None
+            self.inputs.add(input_products(module, inputs, self.dtype, bias=bias))
 
     def clear(self) -> None:
         """Forget the step in hand."""
@@ -122,7 +114,7 @@ class UnitBlock:
         self.dtype = torch.promote_types(layer.weight.dtype, torch.float32)
         self.fisher = Statistic(f"{self.name}.fisher", 0, float(layer.weight.numel()))
         self.positions = 0
-        """This worker's count of backward passes through it in the step in hand."""
+        """This worker's count over the step in hand."""
 
     @property
     def parts(self) -> dict[str, Statistic]:
@@ -139,11 +131,12 @@ class UnitBlock:
         """Collected in the step in hand."""
         return self.fisher.wanted
 
-    def record(self, module: nn.Module, inputs: Tensor, gradients: Tensor) -> None:
+    def record(self, module: nn.Module, inputs: Tensor, gradients: Tensor, scale: float) -> None:
         """Take in one backward."""
         assert isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d))
-        self.positions += 1
-        self.fisher.add(unit_wise_sum(module, inputs, gradients, self.dtype))
+        self.positions += gradients.numel() // gradients.shape[1]
+        total = unit_wise_sum(module, inputs, gradients, self.dtype)
+        self.fisher.add(total.mul_(scale * scale))
 
     def clear(self) -> None:
         """Forget the step in hand."""

@@ -14,8 +14,10 @@ from adaptive_platform.optimizers.natural.coverage import Layer
 
 __all__ = ["Capture", "Receiver"]
 
-Receiver = Callable[[int, nn.Module, Tensor, Tensor], None]
-"""Takes index of the layer, module, input, and gradient of the per-sample losses in its output."""
+Receiver = Callable[[int, nn.Module, Tensor, Tensor, float], None]
+"""Takes index of the layer, module, input, the gradient in its output, and the factor that makes
+it the gradient of each sample's own loss. The factor is apart, since scaling a small product of
+gradients costs less."""
 
 
 class Capture:
@@ -83,6 +85,5 @@ class Capture:
     def _on_gradient(self, index: int, module: nn.Module, inputs: Tensor, gradient: Tensor) -> None:
         if not self._active:
             return
-        wide = torch.promote_types(gradient.dtype, torch.float32)
         with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
-            self._receive(index, module, inputs, gradient.detach().to(wide) * self._scale)
+            self._receive(index, module, inputs, gradient.detach(), self._scale)

@@ -53,6 +53,8 @@ _DAMPING_DRIFT = math.log(1.5)
 """Change of the damping, as a logarithm, beyond which inverses are made again."""
 _KEYS = ("inputs", "outputs")
 _REJECTED = 8.0
+_COST_OF_NORM = 50.0
+"""Work per element of a norm layer's input, in multiply-adds of a matrix product (measured)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +122,11 @@ class Curvature:
         for index in choose(candidates, budget):
             due[index].wanted = True
 
-    def record(self, index: int, module: nn.Module, inputs: Tensor, gradients: Tensor) -> None:
-        """Take in one backward through one use of a layer."""
-        self.blocks[index].record(module, inputs, gradients)
+    def record(
+        self, index: int, module: nn.Module, inputs: Tensor, gradients: Tensor, scale: float
+    ) -> None:
+        """Take in one backward through one use of a layer; a `Receiver`."""
+        self.blocks[index].record(module, inputs, gradients, scale)
 
     def clear(self) -> None:
         """Forget what the step in hand collected."""
@@ -226,6 +230,8 @@ class Curvature:
             count = positions[block.name] if part.name.endswith(".outputs") else float(samples)
             if part.side:
                 part.cost = float(part.side) ** 3 + positions[block.name] * float(part.side) ** 2
+            else:
+                part.cost = _COST_OF_NORM * positions[block.name] * block.layer.weight.numel()
             if part.total is not None:
                 part.total /= count
         return seen

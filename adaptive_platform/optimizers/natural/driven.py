@@ -98,8 +98,8 @@ class ListeningOptimizer(Optimizer):
                 loss = closure()
         if self._planned is None:
             raise UserError(
-                f"optimizer: {type(self).__name__}.step() without begin(). Call begin(global_batch, "
-                "loss_scale) before the forward passes of each step."
+                f"optimizer: {type(self).__name__}.step() without begin(). Call "
+                "begin(global_batch, loss_scale) before the forward passes of each step."
             )
         if self._capture is not None:
             self._capture.end()
