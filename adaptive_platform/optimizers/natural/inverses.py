@@ -89,7 +89,7 @@ def eigen_decomposition(matrix: Tensor, damping: float) -> tuple[Tensor, ...]:
             far eigenvalues may be off.
     """
     values, vectors = torch.linalg.eigh(matrix)
-    return values.clamp(min=0.0), vectors
+    return values.clamp(min=0.0), vectors.contiguous()
 
 
 def kronecker_solve(
