@@ -388,7 +388,7 @@ def test_a_non_finite_batch_never_enters_the_factors() -> None:
     images, targets = samples(7)
     images[0] = torch.nan
     (losses_of(model, images, targets).sum() / 12).backward()
-    with torch.no_grad():
+    with torch.no_grad(), pytest.warns(UserWarning, match="last good inverse"):
         optimizer.curvature.update(2, 12, 1e-2, 1.0)
     for value, block in zip(before, optimizer.curvature.blocks, strict=True):
         assert torch.equal(value, block.inputs.value)
