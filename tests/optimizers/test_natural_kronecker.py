@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from natural_nets import (
+    ThreadLinks,
     assert_close,
     losses_of,
     on_ranks,
@@ -17,6 +18,7 @@ from natural_nets import (
     train_step,
     weights,
 )
+from ranks import as_threads
 from torch import nn
 
 from adaptive_platform.errors import CheckpointError, RunFailedError, UserError
@@ -25,7 +27,13 @@ from adaptive_platform.optimizers.natural.kfac import KfacConfig
 from adaptive_platform.optimizers.natural.kronecker import KroneckerConfig
 from adaptive_platform.optimizers.natural.sp_ngd import SpNgdConfig
 
-PLAIN = {"momentum": 0.0, "momentum_rule": "constant", "rescale_weights": False, "step_share": 1.0}
+PLAIN = {
+    "momentum": 0.0,
+    "momentum_rule": "constant",
+    "rescale_weights": False,
+    "step_share": 1.0,
+    "kl_clip": None,
+}
 SP = SpNgdConfig(lr=0.1, damping=1e-2, **PLAIN)
 KFAC = KfacConfig(lr=0.1, damping=1e-2, factor_interval=2, inverse_interval=3, step_share=1.0)
 CONFIGS = [
@@ -166,6 +174,36 @@ def test_workers_with_uneven_shares_equal_one(config: KroneckerConfig, fraction:
     shares = [[5], [3, 2], [], [2]]
     for model in on_ranks(4, lambda exchange: run(config, 6, exchange, shares)[0]):
         assert_close(weights(alone), weights(model))
+
+
+def test_a_fraction_that_needs_groups_is_refused_where_there_are_none() -> None:
+    config = SP.model_copy(update={"gradient_worker_fraction": 0.5})
+    with pytest.raises(UserError, match=r"gradient_worker_fraction = 0\.5"):
+        config.build_for(small_net(), Exchange(rank=1, world_size=4))
+    config.build_for(small_net(), Exchange(rank=1, world_size=2))
+
+
+def test_least_traffic_needs_no_message_between_refreshes() -> None:
+    config = KFAC.model_copy(update={"factor_interval": 9, "inverse_interval": 9})
+    sent = []
+    for fraction in (0.0, 1.0):
+        config = config.model_copy(update={"gradient_worker_fraction": fraction})
+        links = ThreadLinks(2)
+
+        def train(rank: int, config=config, links=links) -> int:
+            exchange = links.of(rank)
+            model = small_net()
+            optimizer = config.build_for(model, exchange)
+            go_on(model, optimizer, range(1), exchange, [[6], [6]])
+            before = links.elements
+            go_on(model, optimizer, range(1, 2), exchange, [[6], [6]])
+            return links.elements - before
+
+        sent.append(as_threads(2, train)[0])
+    parameters = sum(p.numel() + 1 for p in small_net().parameters())
+    gradients = sum(p.numel() for p in small_net().parameters())
+    assert sent[1] == parameters  # the test's own reduction of gradients
+    assert sent[0] - sent[1] == gradients
 
 
 def test_workers_hold_the_same_bits_and_only_their_own_factors() -> None:

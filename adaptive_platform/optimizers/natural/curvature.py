@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adaptive_platform.errors import CheckpointError, RunFailedError
+from adaptive_platform.errors import CheckpointError, RunFailedError, UserError
 from adaptive_platform.optimizers.exchange import Exchange
 from adaptive_platform.optimizers.natural.assignment import Grid, gradient_workers, place
 from adaptive_platform.optimizers.natural.blocks import (
@@ -85,6 +85,9 @@ class Curvature:
         exchange: All workers.
         rules: The settings.
         warn: Called on the first worker, once per layer that falls back.
+
+    Raises:
+        UserError: The worker fraction needs groups that `exchange` can't make.
     """
 
     def __init__(
@@ -108,8 +111,15 @@ class Curvature:
             zip([block.name for block in self._kronecker], place(costs, grid), strict=True)
         )
         self._column_ranks = grid.column(rank)
-        self._column = exchange.among(self._column_ranks)
-        self._row = exchange.among(grid.row(rank))
+        try:
+            self._column = exchange.among(self._column_ranks)
+            self._row = exchange.among(grid.row(rank))
+        except ValueError as error:
+            raise UserError(
+                f"optimizer.gradient_worker_fraction = {rules.worker_fraction:g}: between one and "
+                f"all of {world} workers would need groups of them, which can't be made here. Set "
+                "it to 0 or 1."
+            ) from error
 
     # --- a step -------------------------------------------------------------------------------
 
