@@ -122,7 +122,7 @@ def test_fixed_intervals_are_shorter_for_larger_batches() -> None:
         assert state.due == 7 + steps
 
 
-def test_a_step_takes_what_is_longest_overdue_within_its_budget() -> None:
+def test_a_step_takes_what_is_longest_overdue_while_it_has_credit() -> None:
     due = [
         Candidate(0, 5.0, False),
         Candidate(3, 5.0, False),
@@ -130,25 +130,27 @@ def test_a_step_takes_what_is_longest_overdue_within_its_budget() -> None:
         Candidate(0, 100.0, True),
     ]
     assert choose(due[:3], 10.0) == [1, 2]
-    assert choose(due[:3], 1.0) == [1]
-    assert choose(due, 10.0) == [3]
+    assert choose(due[:3], 1.0) == [1]  # and goes into debt
+    assert choose(due[:3], 0.0) == []
+    assert choose(due, -7.0) == [3]
+    assert choose(due, 5.0) == [1, 3]
     assert choose([], 1.0) == []
 
 
-@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=12), st.floats(0.1, 20))
-def test_nothing_waits_for_ever(costs: list[float], budget: float) -> None:
-    waiting = dict.fromkeys(range(len(costs)), 0)
-    for _ in range(len(costs)):
-        keys = sorted(waiting)
-        taken = choose([Candidate(waiting[k], costs[k], False) for k in keys], budget)
-        spent = sum(costs[keys[i]] for i in taken)
-        assert len(taken) == 1 or spent <= budget
+@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=12), st.floats(0.5, 20))
+def test_everything_gets_its_turn_and_work_per_step_is_what_was_allowed(
+    costs: list[float], income: float
+) -> None:
+    last, credit, spent, steps = dict.fromkeys(range(len(costs)), 0), 0.0, 0.0, 400
+    for step in range(1, steps + 1):
+        credit = min(credit + income, income)
+        taken = choose([Candidate(step - last[k], costs[k], False) for k in last], credit)
         for index in taken:
-            del waiting[keys[index]]
-        waiting = {key: age + 1 for key, age in waiting.items()}
-        if not waiting:
-            break
-    assert not waiting
+            last[index] = step
+            credit -= costs[index]
+            spent += costs[index]
+    assert spent <= income * steps + max(costs)
+    assert min(last.values()) > steps - 2 * (sum(costs) / income + len(costs) + 2)
 
 
 # --- who works ------------------------------------------------------------------------------------

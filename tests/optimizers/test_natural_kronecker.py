@@ -31,20 +31,20 @@ PLAIN = {
     "momentum": 0.0,
     "momentum_rule": "constant",
     "rescale_weights": False,
-    "step_share": 1.0,
+    "refresh_share": 1e9,
     "kl_clip": None,
 }
 SP = SpNgdConfig(lr=0.1, damping=1e-2, **PLAIN)
-KFAC = KfacConfig(lr=0.1, damping=1e-2, factor_interval=2, inverse_interval=3, step_share=1.0)
+KFAC = KfacConfig(lr=0.1, damping=1e-2, factor_interval=2, inverse_interval=3, refresh_share=1e9)
 CONFIGS = [
     SP,
     SP.model_copy(update={"inverse": "newton_schulz", "momentum": 0.9}),
-    SP.model_copy(update={"step_share": 0.2, "momentum_rule": "correction", "momentum": 0.9}),
+    SP.model_copy(update={"refresh_share": 0.2, "momentum_rule": "correction", "momentum": 0.9}),
     KFAC,
     KFAC.model_copy(update={"inverse": "eigen"}),
 ]
 every_config = pytest.mark.parametrize(
-    "config", CONFIGS, ids=lambda c: f"{c.kind} {c.inverse} {c.step_share}"
+    "config", CONFIGS, ids=lambda c: f"{c.kind} {c.inverse} {c.refresh_share}"
 )
 
 

@@ -11,11 +11,15 @@ from adaptive_platform.optimizers.natural.coverage import Layer
 from adaptive_platform.optimizers.natural.factors import (
     input_products,
     output_rows,
+    slides_row_by_row,
     unit_wise_sum,
 )
 from adaptive_platform.optimizers.natural.refresh import RefreshState
 
 __all__ = ["KroneckerBlock", "Statistic", "UnitBlock", "layer_matrix"]
+
+_COST_PER_ELEMENT = 50.0
+"""Work per element of a norm layer's input, in multiply-adds of a matrix product (measured)."""
 
 
 @dataclass(slots=True)
@@ -25,8 +29,8 @@ class Statistic:
     name: str
     side: int
     """Rows of the matrix; 0 for a norm layer's `[3, C]`."""
-    cost: float
-    """Work of computing and inverting it once, in multiply-adds; refined once it was seen."""
+    cost: float = 0.0
+    """Work of collecting it once over all workers, in multiply-adds; 0 until it was seen."""
     state: RefreshState = field(default_factory=RefreshState)
     wanted: bool = False
     """Collected in the step in hand."""
@@ -56,8 +60,13 @@ class KroneckerBlock:
         self.dtype = torch.promote_types(weight.dtype, torch.float32)
         columns = weight[0].numel() + (layer.bias is not None)
         rows = weight.shape[0]
-        self.inputs = Statistic(f"{self.name}.inputs", columns, float(columns) ** 3)
-        self.outputs = Statistic(f"{self.name}.outputs", rows, float(rows) ** 3)
+        self.inputs = Statistic(f"{self.name}.inputs", columns)
+        self.outputs = Statistic(f"{self.name}.outputs", rows)
+        module = layer.modules[0]
+        slides = isinstance(module, nn.Conv2d) and layer.bias is None and slides_row_by_row(module)
+        self._input_share = 1 / 3 if slides else 1.0
+        self.pass_cost = 0.0
+        """Work of a forward and backward pass over all workers' samples; 0 until it was seen."""
         self.positions = 0
         """This worker's count over the step in hand."""
         self.inverse: dict[str, tuple[Tensor, ...]] = {}
@@ -86,6 +95,18 @@ class KroneckerBlock:
         """Anything is collected in the step in hand."""
         return self.inputs.wanted or self.outputs.wanted
 
+    @property
+    def inverse_cost(self) -> float:
+        """Work of both inverses, in multiply-adds."""
+        return float(self.inputs.side) ** 3 + float(self.outputs.side) ** 3
+
+    def account(self, positions: float) -> None:
+        """Note the work of a step with that many positions over all workers."""
+        columns, rows = float(self.inputs.side), float(self.outputs.side)
+        self.inputs.cost = self._input_share * positions * columns**2
+        self.outputs.cost = positions * rows**2
+        self.pass_cost = 3 * positions * columns * rows
+
     def record(self, module: nn.Module, inputs: Tensor, gradients: Tensor, scale: float) -> None:
         """Take in one backward."""
         assert isinstance(module, (nn.Linear, nn.Conv2d))
@@ -112,7 +133,7 @@ class UnitBlock:
         self.layer = layer
         self.name = layer.name
         self.dtype = torch.promote_types(layer.weight.dtype, torch.float32)
-        self.fisher = Statistic(f"{self.name}.fisher", 0, float(layer.weight.numel()))
+        self.fisher = Statistic(f"{self.name}.fisher", 0)
         self.positions = 0
         """This worker's count over the step in hand."""
 
@@ -137,6 +158,10 @@ class UnitBlock:
         self.positions += gradients.numel() // gradients.shape[1]
         total = unit_wise_sum(module, inputs, gradients, self.dtype)
         self.fisher.add(total.mul_(scale * scale))
+
+    def account(self, positions: float) -> None:
+        """Note the work of a step with that many positions over all workers."""
+        self.fisher.cost = _COST_PER_ELEMENT * positions * self.layer.weight.numel()
 
     def clear(self) -> None:
         """Forget the step in hand."""

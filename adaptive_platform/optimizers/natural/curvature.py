@@ -53,8 +53,6 @@ _DAMPING_DRIFT = math.log(1.5)
 """Change of the damping, as a logarithm, beyond which inverses are made again."""
 _KEYS = ("inputs", "outputs")
 _REJECTED = 8.0
-_COST_OF_NORM = 50.0
-"""Work per element of a norm layer's input, in multiply-adds of a matrix product (measured)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +65,8 @@ class CurvatureRules:
     """How factors are inverted."""
     tolerance: float
     """alpha: relative change up to which two values of a factor count as similar."""
-    step_share: float
-    """Part of the work of one complete refresh that a single step may do."""
+    refresh_share: float
+    """Work of refreshing per step, on average, over that of forward and backward passes."""
     worker_fraction: float
     """Share of the workers that precondition a layer."""
     tolerated_failures: int
@@ -104,9 +102,11 @@ class Curvature:
         self._rules = rules
         self._warn = warn
         self._warned: set[str] = set()
+        self._credit = 0.0
+        """Work that refreshing may do before it must wait; equal on all workers."""
         world, rank = exchange.world_size, exchange.rank
         grid = Grid(world, gradient_workers(world, rules.worker_fraction))
-        costs = [sum(part.cost for part in block.parts.values()) for block in self._kronecker]
+        costs = [block.inverse_cost for block in self._kronecker]
         self.placements = dict(
             zip([block.name for block in self._kronecker], place(costs, grid), strict=True)
         )
@@ -127,9 +127,8 @@ class Curvature:
         """Decide what the step collects; the same on every worker."""
         parts = list(self._statistics())
         due = [part for part in parts if part.state.due <= step]
-        candidates = [Candidate(step - p.state.due, p.cost, p.state.count == 0) for p in due]
-        budget = self._rules.step_share * sum(part.cost for part in parts)
-        for index in choose(candidates, budget):
+        candidates = [Candidate(step - p.state.due, self._cost(p), p.state.count == 0) for p in due]
+        for index in choose(candidates, self._credit):
             due[index].wanted = True
 
     def record(
@@ -156,6 +155,7 @@ class Curvature:
             RunFailedError: A layer failed too often in a row; on every worker alike.
         """
         seen = self._reduce(samples)
+        self._credit -= sum(self._cost(part) for _, part in seen if part.state.count > 0)
         codes = {part.name: self._judge(part, batch_ratio) for _, part in seen if self._keeps(part)}
         touched = list(dict.fromkeys(b for b, _ in seen if isinstance(b, KroneckerBlock)))
         again = self._due_inverses(step, damping, {part.name for _, part in seen})
@@ -180,6 +180,8 @@ class Curvature:
         for block, row in zip(touched, status.tolist(), strict=True):
             sent += self._agree(block, row, step, damping, batch_ratio, again=block in again)
         self._spread_inverses(sent)
+        income = self._rules.refresh_share * sum(block.pass_cost for block in self._kronecker)
+        self._credit = min(self._credit + income, income)
         self.clear()
         self._check_failures(touched)
 
@@ -238,10 +240,7 @@ class Curvature:
             self._sum(seen)
         for block, part in seen:
             count = positions[block.name] if part.name.endswith(".outputs") else float(samples)
-            if part.side:
-                part.cost = float(part.side) ** 3 + positions[block.name] * float(part.side) ** 2
-            else:
-                part.cost = _COST_OF_NORM * positions[block.name] * block.layer.weight.numel()
+            block.account(positions[block.name])
             if part.total is not None:
                 part.total /= count
         return seen
@@ -313,12 +312,12 @@ class Curvature:
             )
             late = own_interval and block.inverse_due <= step
             if drift or late or not block.ready:
-                cost = sum(float(p.side) ** 3 for p in block.parts.values())
                 due.append(block)
                 overdue = max(0, step - block.inverse_due)
-                candidates.append(Candidate(overdue, cost, not block.ready))
-        total = sum(float(p.side) ** 3 for b in self._kronecker for p in b.parts.values())
-        return [due[i] for i in choose(candidates, self._rules.step_share * total)]
+                candidates.append(Candidate(overdue, block.inverse_cost, not block.ready))
+        chosen = choose(candidates, self._credit)
+        self._credit -= sum(candidates[i].cost for i in chosen if not candidates[i].urgent)
+        return [due[index] for index in chosen]
 
     def _invert(
         self, block: KroneckerBlock, codes: dict[str, float], again: bool, damping: float
@@ -471,7 +470,8 @@ class Curvature:
 
     def state(self) -> dict[str, Any]:
         """Everything, by layer name, on every worker. All workers call it together."""
-        return {block.name: self._block_state(block) for block in self.blocks}
+        layers = {block.name: self._block_state(block) for block in self.blocks}
+        return {"credit": self._credit, "layers": layers}
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Continue from `state`, under today's placement.
@@ -480,14 +480,16 @@ class Curvature:
             CheckpointError: For other layers.
         """
         names = {block.name for block in self.blocks}
-        if set(saved) != names:
-            odd = sorted(set(saved) ^ names)[:3]
+        layers = saved["layers"]
+        if set(layers) != names:
+            odd = sorted(set(layers) ^ names)[:3]
             raise CheckpointError(
                 f"checkpoint: its curvature is for other layers ({', '.join(odd)}). Resume with "
                 "the model and frozen parameters it was saved with."
             )
         for block in self.blocks:
-            self._load_block(block, saved[block.name])
+            self._load_block(block, layers[block.name])
+        self._credit = float(saved["credit"])
 
     def _block_state(self, block: KroneckerBlock | UnitBlock) -> dict[str, Any]:
         state: dict[str, Any] = {"parts": {}}
@@ -510,6 +512,7 @@ class Curvature:
                 )
                 state["inverse"][key] = flat
             state["method"] = self._rules.method
+            state["pass_cost"] = block.pass_cost
             state["inverse_due"] = block.inverse_due
             state["inverse_damping"] = block.inverse_damping
             state["failures"] = block.failures
@@ -538,6 +541,7 @@ class Curvature:
                         block.inverse[key] = _inverse_of(
                             flat, block.parts[key].side, eigen=self._rules.method == "eigen"
                         )
+            block.pass_cost = float(saved["pass_cost"])
             block.failures = int(saved["failures"])
 
     def _owned(
@@ -561,6 +565,11 @@ class Curvature:
     def _statistics(self) -> Iterator[Statistic]:
         for block in self.blocks:
             yield from block.parts.values()
+
+    def _cost(self, part: Statistic) -> float:
+        """Of collecting a statistic, and of inverting it where that comes with it."""
+        follows = self._rules.policy.inverse_interval is None
+        return part.cost + (float(part.side) ** 3 if follows else 0.0)
 
     def _owns(self, block: KroneckerBlock) -> bool:
         return self.placements[block.name].owner == self._exchange.rank

@@ -10,7 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-__all__ = ["input_products", "input_rows", "output_rows", "unit_wise_sum", "with_ones"]
+__all__ = [
+    "input_products",
+    "input_rows",
+    "output_rows",
+    "slides_row_by_row",
+    "unit_wise_sum",
+    "with_ones",
+]
 
 
 def input_rows(module: nn.Linear | nn.Conv2d, inputs: Tensor, dtype: torch.dtype) -> Tensor:
@@ -50,7 +57,7 @@ def input_products(
         rows = inputs.to(dtype).reshape(-1, inputs.shape[-1])
         return _products(with_ones(rows) if bias else rows)
     padded = _padded(module, inputs.to(dtype))
-    if not bias and _slides_row_by_row(module):
+    if not bias and slides_row_by_row(module):
         products = _sliding_products(module, padded)
     else:
         rows = _patches(module, padded)
@@ -88,7 +95,8 @@ def _patches(module: nn.Conv2d, padded: Tensor) -> Tensor:
     return patches.reshape(-1, patches.shape[-1])
 
 
-def _slides_row_by_row(module: nn.Conv2d) -> bool:
+def slides_row_by_row(module: nn.Conv2d) -> bool:
+    """A kernel three rows high, padded by one row, that moves by one: a third of the work."""
     return (
         module.kernel_size[0] == 3
         and module.stride[0] == 1

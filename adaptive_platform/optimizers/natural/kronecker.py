@@ -84,10 +84,10 @@ class KroneckerConfig(NeedsModelConfig):
     """Damping of norm layers over `damping`; > 0."""
     uncovered_lr_scale: float = Field(default=1.0, gt=0)
     """Learning rate of parameters with the plain gradient over that of the others; > 0."""
-    step_share: float = Field(default=0.125, gt=0, le=1)
-    """Most work of refreshing that one step may do, as a part of refreshing everything; in
-    (0, 1]. What is due beyond it waits for the next steps. Values that do not exist yet do not
-    wait."""
+    refresh_share: float = Field(default=0.2, gt=0)
+    """Work of refreshing factors and inverses, averaged over steps, over that of forward and
+    backward passes; > 0. What is due beyond it waits for later steps, the longest overdue first.
+    Values that do not exist yet do not wait."""
     gradient_worker_fraction: float = Field(default=0.0, ge=0, le=1)
     """Share of the workers that hold a layer's inverses. 0: one worker per layer, which spreads
     the result (least memory). 1: all, and nothing is sent but new inverses (least traffic)."""
@@ -161,7 +161,7 @@ class NaturalGradient(ListeningOptimizer):
             policy=config.refresh_policy(),
             method=config.inverse,
             tolerance=config.similarity,
-            step_share=config.step_share,
+            refresh_share=config.refresh_share,
             worker_fraction=config.gradient_worker_fraction,
             tolerated_failures=config.tolerated_failures,
             norm_damping_scale=config.norm_damping_scale,
@@ -223,12 +223,12 @@ class NaturalGradient(ListeningOptimizer):
             **super().natural_state(),
             "reference_batch": self._reference_batch,
             "last_lr": dict(self._last_lr),
-            "layers": self.curvature.state(),
+            "curvature": self.curvature.state(),
         }
 
     def load_natural_state(self, saved: Mapping[str, Any]) -> None:
         """See the base class; inverses of another method are made anew."""
         super().load_natural_state(saved)
-        self.curvature.load(saved["layers"])
+        self.curvature.load(saved["curvature"])
         self._reference_batch = saved["reference_batch"]
         self._last_lr = dict(saved["last_lr"])

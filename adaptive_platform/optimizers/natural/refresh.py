@@ -152,25 +152,25 @@ class Candidate:
     """Has no value at all yet."""
 
 
-def choose(candidates: Sequence[Candidate], budget: float) -> list[int]:
-    """Which candidates to take now, so that no step does much more than others.
+def choose(candidates: Sequence[Candidate], credit: float) -> list[int]:
+    """Which candidates to take now, so that refreshing takes a steady part of the time.
 
-    Urgent ones all; then the longest overdue until the budget is used, but at least one.
+    Urgent ones all, free of charge; then the longest overdue while credit is left. The last one
+    may cost more than that: the debt is for later steps to work off, so that a large inverse is
+    made as often as it can be afforded, and not never.
 
     Args:
         candidates: What is due, in an order that all workers share.
-        budget: Work that one step may do.
+        credit: Work saved up; <= 0 takes urgent ones only.
 
     Returns:
         Indices in rising order.
     """
     chosen = [index for index, each in enumerate(candidates) if each.urgent]
     waiting = [index for index, each in enumerate(candidates) if not each.urgent]
-    waiting.sort(key=lambda index: -candidates[index].overdue)
-    spent = sum(candidates[index].cost for index in chosen)
-    for index in waiting:
-        if chosen and spent + candidates[index].cost > budget:
-            continue
+    for index in sorted(waiting, key=lambda index: -candidates[index].overdue):
+        if credit <= 0:
+            break
         chosen.append(index)
-        spent += candidates[index].cost
+        credit -= candidates[index].cost
     return sorted(chosen)
