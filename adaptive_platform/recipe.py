@@ -187,6 +187,16 @@ def _clashes(recipe: Recipe) -> Iterator[str]:
                 "place of a decay, so a schedule that decays as well would decay twice; must be "
                 "constant (a warm-up may stay)."
             )
+    if recipe.optimizer.assumes_cross_entropy and recipe.loss.label_smoothing:
+        yield (
+            f"loss.label_smoothing = {recipe.loss.label_smoothing:g}: optimizer.kind = "
+            f"{recipe.optimizer.kind} knows the curvature of plain cross entropy only; must be 0."
+        )
+    if recipe.vr is not None and recipe.optimizer.needs_model:
+        yield (
+            f"vr: optimizer.kind = {recipe.optimizer.kind} preconditions with its own curvature; "
+            "gradients reduced by GSNR go with a first-order optimizer, such as lars."
+        )
     if isinstance(rule, LegwConfig):
         warmup = schedule.warmup
         matches = warmup.unit is not Unit.EPOCHS or warmup.value == rule.warmup_epochs

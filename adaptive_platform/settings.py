@@ -6,7 +6,7 @@ import difflib
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, TypeVar, Union
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -42,14 +42,14 @@ V = TypeVar("V", bound=Variant)
 
 
 def import_variants(package: str) -> None:
-    """Import every module of a room, so that a new variant is found by being a file.
+    """Import every module of a room and its sub-packages: a new variant is found by being a file.
 
     Args:
         package: Dotted name of the room, such as `adaptive_platform.controllers`.
     """
     module = importlib.import_module(package)
-    for found in pkgutil.iter_modules(module.__path__):
-        importlib.import_module(f"{package}.{found.name}")
+    for found in pkgutil.walk_packages(module.__path__, prefix=f"{package}."):
+        importlib.import_module(found.name)
 
 
 def variants_of(base: type[V]) -> dict[str, type[V]]:
@@ -69,12 +69,16 @@ def variants_of(base: type[V]) -> dict[str, type[V]]:
     return dict(sorted(found.items()))
 
 
-def union_of(base: type[V]) -> Any:
+def union_of(base: type[V], admits: Callable[[type[V]], bool] = lambda _: True) -> Any:
     """The type of a field that holds one variant of `base`, chosen by `kind`.
 
     Only the modules imported so far count, so a room calls `import_variants` first.
+
+    Args:
+        base: Base of the variants.
+        admits: Says of a variant whether the field may hold it.
     """
-    classes = tuple(variants_of(base).values())
+    classes = tuple(cls for cls in variants_of(base).values() if admits(cls))
     if len(classes) == 1:
         return classes[0]
     return Annotated[Union[classes], Field(discriminator="kind")]  # noqa: UP007

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from adaptive_platform.optimizers.config import OptimizerConfig
+from adaptive_platform.optimizers.exchange import Exchange
 from adaptive_platform.optimizers.groups import (
     describe_groups,
     set_lr,
@@ -13,12 +14,15 @@ from adaptive_platform.optimizers.groups import (
     set_weight_decay,
 )
 from adaptive_platform.optimizers.named_state import load_named_state, named_state
+from adaptive_platform.optimizers.natural.driven import ListeningOptimizer
 from adaptive_platform.optimizers.schedules import ScheduleConfig
 from adaptive_platform.settings import import_variants, union_of
 
 __all__ = [
     "AnyOptimizer",
     "AnySchedule",
+    "Exchange",
+    "ListeningOptimizer",
     "OptimizerConfig",
     "ScheduleConfig",
     "describe_groups",

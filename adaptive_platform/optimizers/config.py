@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, field_validator
 from pydantic_core.core_schema import ValidationInfo
 from torch import nn
 from torch.optim import Optimizer
 
+from adaptive_platform.optimizers.exchange import Exchange
 from adaptive_platform.optimizers.groups import Exclude, parameter_groups
 from adaptive_platform.settings import Variant
 
@@ -22,6 +23,13 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 class OptimizerConfig(Variant, ABC):
     """What every optimizer has. The learning rate is the one chosen for the base batch."""
+
+    needs_model: ClassVar[bool] = False
+    """It listens to the model's layers: only `build_for` can build it, and the loop must drive it
+    (`natural.driven.ListeningOptimizer`)."""
+
+    assumes_cross_entropy: ClassVar[bool] = False
+    """Its curvature is that of plain cross entropy, whatever the loss is."""
 
     lr: float = Field(gt=0)
     """Learning rate at the base batch, before schedule and learning-rate rule; > 0."""
@@ -65,6 +73,18 @@ class OptimizerConfig(Variant, ABC):
         Raises:
             UserError: Nothing is trainable.
         """
+
+    def build_for(self, model: nn.Module, exchange: Exchange | None = None) -> Optimizer:
+        """The optimizer of a model's trainable parameters.
+
+        Args:
+            model: On its device, in its final memory layout.
+            exchange: The other workers, for optimizers that talk to them; alone where None.
+
+        Raises:
+            UserError: Nothing is trainable.
+        """
+        return self.build(model.named_parameters())
 
     def groups(
         self, named_parameters: Iterable[tuple[str, nn.Parameter]], **excluded_settings: Any

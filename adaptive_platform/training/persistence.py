@@ -14,6 +14,7 @@ from adaptive_platform.checkpoints.store import CheckpointConfig, CheckpointStor
 from adaptive_platform.collectives import Reducer
 from adaptive_platform.errors import CheckpointError, UserError
 from adaptive_platform.models import average_normalization
+from adaptive_platform.optimizers import ListeningOptimizer
 from adaptive_platform.training.state import RunState, load_checkpoint, make_checkpoint
 from adaptive_platform.training.unison import agree_on_weights, from_first, raise_first
 
@@ -66,12 +67,16 @@ class Persistence:
     def save(self) -> None:
         """Begin a checkpoint. All workers take part; storage trouble is told, not raised."""
         average_normalization(self._model, self._reducer.all_reduce, weight=1.0)
+        natural = None
+        if isinstance(self._optimizer, ListeningOptimizer):
+            natural = self._optimizer.natural_state()  # gathered from the workers that own parts
         if self._store is None or self._writer is None:
             return
         self.wait()
         content = make_checkpoint(
             self._model, self._optimizer, self._state, kinds=self._kinds, classes=self._classes
         )
+        content["natural"] = natural
         step = self._state.progress.step
         keep = self._state.best_step if self._config.keep_best else None
         # One deep copy keeps tensors that share memory sharing it in the file.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from adaptive_platform.gradients.buckets import GradientBuckets
 from adaptive_platform.gradients.buffers import SharedBuffers
 from adaptive_platform.gradients.loss import SampleLoss, correct_predictions
 from adaptive_platform.models import smallest_microbatch
+from adaptive_platform.optimizers import Exchange, ListeningOptimizer
 from adaptive_platform.progress import Progress
 from adaptive_platform.recipe import Recipe
 from adaptive_platform.training.adversaries import with_adversaries
@@ -95,6 +96,11 @@ class TrainingRun:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         refuse_unmet_needs(recipe, adversarial=makes_adversaries)
+        if loss is not None and recipe.optimizer.assumes_cross_entropy:
+            raise UserError(
+                f"optimizer.kind = {recipe.optimizer.kind}: it knows the curvature of plain cross "
+                "entropy only. Leave your own loss away, or choose another optimizer."
+            )
         self.recipe = recipe
         self.model = model
         self.source = source
@@ -126,10 +132,20 @@ class TrainingRun:
             if recipe.vr
             else None,
         )
-        self._optimizer = recipe.optimizer.build(model.named_parameters())
         self._resources = ExitStack()
         self.reducer = Reducer(recipe.reducer, membership, self._device)
         self._resources.callback(self.reducer.close)
+        self._optimizer = recipe.optimizer.build_for(
+            model,
+            Exchange(
+                membership.rank,
+                membership.world_size,
+                self.reducer.all_reduce,
+                self.reducer.broadcast,
+            ),
+        )
+        if isinstance(self._optimizer, ListeningOptimizer):
+            self._resources.callback(self._optimizer.close)
         buffers = SharedBuffers(model, shared=membership.world_size > 1)
         self._buckets = GradientBuckets(
             model.named_parameters(),
@@ -206,6 +222,8 @@ class TrainingRun:
     def _begin(self, must_resume: bool) -> None:
         if self.reducer.world_size > 1:
             self._tell.event("note", f"gradients are summed by {self.reducer.plan.describe()}")
+        if isinstance(self._optimizer, ListeningOptimizer):
+            self._tell.event("note", self._optimizer.describe())
         if self._persistence.restore(must_resume=must_resume):
             self._saved_at = self.progress
             allowed = self._measuring.limits().clamp(self.state.global_batch)
@@ -314,7 +332,9 @@ class TrainingRun:
             loss: The training loss per sample.
         """
         share = self.state.controller.adversarial_fraction
-        return with_adversaries(self.model, batch, loss, share, self.recipe.precision)
+        optimizer = self._optimizer
+        with optimizer.paused() if isinstance(optimizer, ListeningOptimizer) else nullcontext():
+            return with_adversaries(self.model, batch, loss, share, self.recipe.precision)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The recipe's number format, for forward and loss: `with run.autocast(): ...`."""

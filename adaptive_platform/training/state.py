@@ -13,7 +13,7 @@ from adaptive_platform.controllers import Controller
 from adaptive_platform.data import BrokenLedger
 from adaptive_platform.errors import CheckpointError
 from adaptive_platform.gradients.precision import LossScale
-from adaptive_platform.optimizers import load_named_state, named_state
+from adaptive_platform.optimizers import ListeningOptimizer, load_named_state, named_state
 from adaptive_platform.progress import Progress
 from adaptive_platform.statistics import NoiseScaleEstimator, VarianceReduction
 from adaptive_platform.summary import GradientSummary
@@ -190,6 +190,8 @@ def load_checkpoint(
     model.load_state_dict(saved["model"])
     if was["optimizer"] == kinds["optimizer"]:
         load_named_state(optimizer, model.named_parameters(), saved["optimizer"])
+        if isinstance(optimizer, ListeningOptimizer):
+            optimizer.load_natural_state(saved["natural"])
     else:
         messages.append(f"optimizer.kind was {was['optimizer']}: {kinds['optimizer']} starts anew.")
     state.load(run, next(model.parameters()).device)

@@ -18,6 +18,7 @@ from torch import Tensor
 from adaptive_platform.errors import UserError
 from adaptive_platform.gradients.buckets import GradientBuckets
 from adaptive_platform.gradients.buffers import SharedBuffers
+from adaptive_platform.optimizers import ListeningOptimizer
 from adaptive_platform.statistics import StepMoments
 
 __all__ = ["RIDER_SLOTS", "Measured", "Step"]
@@ -98,6 +99,8 @@ class Step:
         self._buckets = buckets
         self._clip_norm = clip_norm
         self._buffers = buffers
+        # Second-order optimizers also follow forward and backward passes.
+        self._listener = optimizer if isinstance(optimizer, ListeningOptimizer) else None
 
     def begin(
         self,
@@ -127,6 +130,8 @@ class Step:
         self._layer_sums = torch.zeros_like(self._buckets.layer_rider)
         self._abandoned = False
         self._samples = 0
+        if self._listener is not None:
+            self._listener.begin(global_batch, loss_scale)
         self._buffers.keep()
         self._buckets.begin_step(measure=measure, squares=squares)
 
@@ -290,6 +295,8 @@ class Step:
         self._buffers.read_from(self._buckets.rider[RIDER_SLOTS:], weight=float(measured.trained))
         if reshape is not None:
             reshape(self._buckets)
+        if self._listener is not None:
+            self._listener.accept(measured.trained)
         self._optimizer.step()
         self._buckets.release()
 
@@ -305,5 +312,7 @@ class Step:
 
     def undo(self) -> None:
         """Put the model's buffers back and let the gradients go, as before `begin`."""
+        if self._listener is not None:
+            self._listener.discard()
         self._buffers.put_back()
         self._buckets.release()

@@ -18,7 +18,7 @@ from adaptive_platform.optimizers import (
 from adaptive_platform.settings import variants_of
 
 VARIANTS = [
-    *(cls() for cls in variants_of(OptimizerConfig).values()),
+    *(cls() for cls in variants_of(OptimizerConfig).values() if not cls.needs_model),
     *(
         variants_of(OptimizerConfig)["lars"].model_validate({"form": form})
         for form in ("corrected", "unscaled", "clip")

@@ -1,0 +1,96 @@
+"""Which samples batch normalization normalizes together, and what it uses at evaluation."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Literal
+
+from pydantic import Field, field_validator
+from pydantic_core.core_schema import ValidationInfo
+from torch import Tensor, nn
+
+from adaptive_platform.models.evaluation_statistics import use_last_batch
+from adaptive_platform.models.ghost_batches import GhostBatchNorm
+from adaptive_platform.models.group_batch_norm import GroupBatchNorm, normalization_group
+from adaptive_platform.models.replacement import replace_batch_norm
+from adaptive_platform.settings import Variant
+
+__all__ = ["GhostNorm", "GroupLink", "GroupNorm", "LocalNorm", "NormalizationPolicy"]
+
+GroupLink = Callable[[tuple[int, ...]], Callable[[Tensor], object]]
+"""Takes the ranks of a group and gives the function that sums a tensor over them in place."""
+
+
+class NormalizationPolicy(Variant, ABC):
+    """How batch normalization takes its statistics; models without it are left as they are."""
+
+    evaluation: Literal["running_average", "last_batch", "recomputed"] = "running_average"
+    """`running_average`: torch's. `last_batch`: those of each worker's last micro-batch, averaged
+    over workers. `recomputed`: those of training samples passed once more before an evaluation."""
+    recompute_samples: int | None = Field(default=None, ge=2)
+    """Training samples of a recomputation, over all workers; null for 1,024. Only with
+    `recomputed`."""
+
+    @field_validator("recompute_samples")
+    @classmethod
+    def _recomputes(cls, samples: int | None, info: ValidationInfo) -> int | None:
+        if samples is not None and info.data.get("evaluation") != "recomputed":
+            raise ValueError("needs evaluation = recomputed; leave it out")
+        return samples
+
+    def apply(self, model: nn.Module, rank: int, world_size: int, link: GroupLink) -> int:
+        """Give the model this policy, before optimizer and hooks are made.
+
+        Args:
+            model: Changed in place; names of parameters and buffers stay.
+            rank: This worker.
+            world_size: Workers; every one applies the policy.
+            link: Makes the reduction within a group; called at most once.
+
+        Returns:
+            How many layers were replaced.
+        """
+        replaced = self._replace(model, rank, world_size, link)
+        if self.evaluation == "last_batch":
+            use_last_batch(model)
+        return replaced
+
+    @abstractmethod
+    def _replace(self, model: nn.Module, rank: int, world_size: int, link: GroupLink) -> int:
+        """Swap the layers; how many were."""
+
+
+class LocalNorm(NormalizationPolicy):
+    """Each worker normalizes its own micro-batch."""
+
+    kind: Literal["local"] = "local"
+
+    def _replace(self, model: nn.Module, rank: int, world_size: int, link: GroupLink) -> int:
+        return 0
+
+
+class GroupNorm(NormalizationPolicy):
+    """Several workers normalize together (Ying et al. 2018, arXiv 1811.06992)."""
+
+    kind: Literal["group"] = "group"
+    workers: int = Field(default=2, ge=2)
+    """Most workers per group; groups are of consecutive ranks and as equal as can be."""
+
+    def _replace(self, model: nn.Module, rank: int, world_size: int, link: GroupLink) -> int:
+        members = normalization_group(rank, world_size, self.workers)
+        if len(members) == 1:
+            return 0
+        all_reduce = link(members)
+        return replace_batch_norm(model, lambda old: GroupBatchNorm(old, all_reduce))
+
+
+class GhostNorm(NormalizationPolicy):
+    """Parts of fixed size are normalized, whatever the batch does (arXiv 1705.08741)."""
+
+    kind: Literal["ghost"] = "ghost"
+    samples: int = Field(default=32, ge=2)
+    """Samples normalized together, about: parts of a micro-batch are as equal as can be."""
+
+    def _replace(self, model: nn.Module, rank: int, world_size: int, link: GroupLink) -> int:
+        return replace_batch_norm(model, lambda old: GhostBatchNorm(old, self.samples))

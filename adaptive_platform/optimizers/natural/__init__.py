@@ -1,0 +1,1 @@
+"""Natural-gradient optimizers: Kronecker-factored (SP-NGD, K-FAC), inverse-free, thermodynamic."""
