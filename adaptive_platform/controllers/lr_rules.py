@@ -49,6 +49,10 @@ class LrRuleConfig(Variant):
             progress: Where the run stands before the step.
         """
 
+    def advance(self, gain: float) -> float:
+        """Scale-invariant length of a step of that gain, in steps of the base batch."""
+        return gain
+
 
 class NoneConfig(LrRuleConfig):
     """The learning rate does not follow the batch."""
@@ -66,7 +70,14 @@ class ScalingRuleConfig(LrRuleConfig):
     """A rule that scales, and may be capped."""
 
     max_factor: float | None = Field(default=None, ge=1.0)
-    """Largest factor on the learning rate. None: no cap."""
+    """Largest factor on the learning rate, and on what a step counts for. None: no cap."""
+
+    def advance(self, gain: float) -> float:
+        """The gain, at most `max_factor`: a step counts for what multiplied the learning rate.
+
+        AdaScale, arXiv 2007.05105, algorithm 1: `tau <- tau + r_t` with the r_t of the update.
+        """
+        return min(gain, self.max_factor or math.inf)
 
     def factor(
         self, batch: int, base_batch: int, summary: GradientSummary, progress: Progress

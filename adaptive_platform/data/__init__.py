@@ -10,7 +10,7 @@ from adaptive_platform.data.evaluation import evaluation_batches
 from adaptive_platform.data.order import global_order
 from adaptive_platform.data.python import PythonConfig, wrap_dataset
 from adaptive_platform.data.samples import Samples
-from adaptive_platform.data.shares import microbatch_sizes, next_slice, positions_of
+from adaptive_platform.data.shares import dealt, microbatch_sizes, next_slice, positions_of
 from adaptive_platform.data.sources import DataConfig, DataSource
 from adaptive_platform.data.stream import SampleStream, Share
 from adaptive_platform.settings import import_variants, union_of
@@ -26,6 +26,7 @@ __all__ = [
     "SampleStream",
     "Samples",
     "Share",
+    "dealt",
     "evaluation_batches",
     "global_order",
     "microbatch_sizes",

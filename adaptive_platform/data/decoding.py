@@ -50,6 +50,23 @@ class Decoded:
     targets: Rows
     broken: list[BrokenSample]
 
+    def reordered(self, index: NDArray[np.int64], usable: int) -> Decoded:
+        """The first `usable` samples in the order of `index`; the others stay behind them."""
+        rest = np.arange(usable, len(self.ids), dtype=np.int64)
+        index = np.concatenate([index, rest])
+        return Decoded(
+            self.ids[index],
+            _rows(self.inputs, index),
+            _rows(self.targets, index),
+            self.broken,
+        )
+
+
+def _rows(rows: Rows, index: NDArray[np.int64]) -> Rows:
+    if isinstance(rows, Tensor):
+        return rows[torch.from_numpy(index)]
+    return [rows[k] for k in index.tolist()]
+
 
 class Decoder:
     """Reads samples and transforms them; a plain value that decode processes can hold.

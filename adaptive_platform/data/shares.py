@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from adaptive_platform.errors import DataError, UserError
 
-__all__ = ["microbatch_sizes", "next_slice", "positions_of"]
+__all__ = ["dealt", "microbatch_sizes", "next_slice", "positions_of"]
 
 
 def next_slice(cursor: int, batch: int, size: int, minimum: int) -> int:
@@ -101,6 +101,19 @@ def microbatch_sizes(
     pieces = min(wanted, share // minimum)
     size, larger = divmod(share, pieces)
     return (size + 1,) * larger + (size,) * (pieces - larger)
+
+
+def dealt(share: int, pieces: int) -> NDArray[np.int64]:
+    """Order in which a worker's samples fill its micro-batches: dealt out like cards.
+
+    Sample i goes to micro-batch `i % pieces`. With equal shares, the sets of samples are then those
+    of `p % (world_size * pieces)`, whoever runs them: 4 workers with one micro-batch each and one
+    worker with four measure the same gradient noise (field case F02).
+
+    Returns:
+        Indices into the share, micro-batch after micro-batch, of `microbatch_sizes` each.
+    """
+    return np.concatenate([np.arange(j, share, pieces, dtype=np.int64) for j in range(pieces)])
 
 
 def _because(minimum: int) -> str:

@@ -14,7 +14,7 @@ from adaptive_platform.data.decoding import Decoder, MicroBatch
 from adaptive_platform.data.look_ahead import LookAhead
 from adaptive_platform.data.order import EpochOrders
 from adaptive_platform.data.samples import Samples
-from adaptive_platform.data.shares import microbatch_sizes, positions_of
+from adaptive_platform.data.shares import dealt, microbatch_sizes, positions_of
 from adaptive_platform.data.sources import DataConfig
 from adaptive_platform.errors import DataError
 
@@ -102,7 +102,10 @@ class SampleStream:
             usable = 0
         batches = []
         start = 0
-        for size in microbatch_sizes(usable, microbatch, minimum, at_least):
+        sizes = microbatch_sizes(usable, microbatch, minimum, at_least)
+        if len(sizes) > 1:
+            decoded = decoded.reordered(dealt(usable, len(sizes)), usable)
+        for size in sizes:
             batches.append(self._decoder.batch(decoded, start, start + size))
             start += size
         return Share(

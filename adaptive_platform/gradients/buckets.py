@@ -84,7 +84,7 @@ class GradientBuckets:
         layers: Also take the squared norm of each parameter's gradient; they ride along too.
 
     Raises:
-        UserError: Nothing to train.
+        UserError: Nothing to train, or parameters of a type whose norm float32 can't hold.
     """
 
     def __init__(
@@ -103,6 +103,12 @@ class GradientBuckets:
         if not unique:
             raise UserError("model: it has no parameter that requires a gradient.")
         named = list(unique.values())
+        for name, parameter in named:
+            if parameter.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+                raise UserError(
+                    f"model: parameter `{name}` is of type {parameter.dtype}; train in float32, "
+                    "float16 or bfloat16, such as with model.float()."
+                )
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
         self._start = start
@@ -119,7 +125,8 @@ class GradientBuckets:
         self._rider_all = last.flat[last.gradient.numel() :]
         self.rider = self._rider_all[:rider_slots]
         """Float32 (rider_slots,): written before `finish`, holds the sum over workers after it."""
-        self._used = self._rider_all[rider_slots : rider_slots + len(named)]
+        self.used = self._rider_all[rider_slots : rider_slots + len(named)]
+        """After `finish`: by how many workers each of `parameters` was used."""
         self.layer_rider = self._rider_all[rider_slots + len(named) :]
         """Float32 (layers,) in the order of the buckets, used as `rider` is; empty without."""
         self.layer_sqnorms = torch.zeros(num_layers, device=device)
@@ -192,6 +199,10 @@ class GradientBuckets:
             last: No micro-batch follows in this step.
             square_weight: Factor on this micro-batch's squared gradients, where they are taken.
         """
+        self._refuse_leftovers(
+            "has a gradient before its backward pass: call run.backward(losses) alone, neither "
+            "loss.backward() nor a backward pass of your own."
+        )
         self._square_weight = square_weight
         self._first = self._started_microbatches == 0
         self._started_microbatches += 1
@@ -215,7 +226,16 @@ class GradientBuckets:
             if bucket.missing:
                 self._absorb(bucket)
         self._active = False
+        self._refuse_leftovers(
+            "got its gradient in two parts, as with reentrant activation checkpointing: use "
+            "checkpoint(..., use_reentrant=False)."
+        )
         return self._microbatch_sqnorm
+
+    def _refuse_leftovers(self, problem: str) -> None:
+        for name, parameter in zip(self.names, self.parameters, strict=True):
+            if parameter.grad is not None:
+                raise UserError(f"model: parameter `{name}` {problem}")
 
     def finish(self) -> Tensor:
         """Send what is left, with the rider, and wait for all sums.
@@ -228,7 +248,7 @@ class GradientBuckets:
         if self._started_microbatches == 0:
             for bucket in self._buckets:
                 bucket.gradient.zero_()
-        self._used.copy_(torch.tensor(self._used_here))
+        self.used.copy_(torch.tensor(self._used_here))
         self._launch(len(self._buckets))
         squares = [self._start(b.squares) for b in self._buckets if b.squares is not None]
         total = torch.zeros_like(self._microbatch_sqnorm)
@@ -271,9 +291,12 @@ class GradientBuckets:
         """Numbers in the order of the buckets, put in that of the model's parameters."""
         return [layers[index] for index in self._model_order]
 
-    def drop_unused(self) -> None:
-        """Give parameters that no worker used the gradient None, as a single process would."""
-        used = self._used.tolist()
+    def drop_unused(self, used: Sequence[float]) -> None:
+        """Give parameters that no worker used the gradient None, as a single process would.
+
+        Args:
+            used: The content of `used`, read together with the other sums.
+        """
         for parameter, count in zip(self.parameters, used, strict=True):
             if count == 0.0:
                 parameter.grad = None

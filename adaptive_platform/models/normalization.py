@@ -67,7 +67,12 @@ def average_normalization(
         weight: Of this worker, such as its samples since the last call; >= 0. With weight 0 its
             buffers contribute nothing, not even a NaN; with 0 everywhere all stay as they are.
     """
-    buffers = [b for b in model.buffers() if b.dtype is not torch.bool and not b.is_complex()]
+    buffers = [
+        b
+        for b in model.buffers()
+        # Expanded buffers can't be written to, and hold constants.
+        if b.dtype is not torch.bool and not b.is_complex() and 0 not in b.stride()
+    ]
     if not buffers:
         return
     pairs = [

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
-from adaptive_platform.data import MicroBatch, microbatch_sizes, positions_of
+from adaptive_platform.data import MicroBatch, dealt, microbatch_sizes, positions_of
 from adaptive_platform.errors import RunFailedError
 
 __all__ = ["halved", "largest_of", "recut"]
@@ -64,10 +65,14 @@ def recut(
     """
     if not microbatches:
         return []
-    inputs = torch.cat([m.inputs for m in microbatches])
-    targets = torch.cat([m.targets for m in microbatches])
-    ids = torch.cat([m.ids for m in microbatches])
-    sizes = microbatch_sizes(len(ids), largest, minimum, at_least)
+    count = sum(len(m) for m in microbatches)
+    sizes = microbatch_sizes(count, largest, minimum, at_least)
+    # Back to the order of the share, then dealt to the larger number of micro-batches.
+    shared = np.argsort(dealt(count, len(microbatches)))
+    index = torch.from_numpy(shared[dealt(count, len(sizes))])
+    inputs = torch.cat([m.inputs for m in microbatches])[index]
+    targets = torch.cat([m.targets for m in microbatches])[index]
+    ids = torch.cat([m.ids for m in microbatches])[index]
     return [
         MicroBatch(inputs=i, targets=t, ids=n)
         for i, t, n in zip(inputs.split(sizes), targets.split(sizes), ids.split(sizes), strict=True)

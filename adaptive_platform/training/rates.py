@@ -27,8 +27,11 @@ class Rates:
         self._recipe = recipe
         self._optimizer = optimizer
         self._state = state
-        self.base_batch = recipe.lr_rule.base_batch or recipe.batch.global_batch
+
+    @property
+    def base_batch(self) -> int:
         """The batch that learning rate, gain and scale-invariant steps refer to."""
+        return self._recipe.lr_rule.base_batch or self._state.base_batch
 
     def schedule_time(self) -> float:
         """Where the schedule stands, in the unit of the run's length."""

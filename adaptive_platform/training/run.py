@@ -24,6 +24,7 @@ from adaptive_platform.data import (
 )
 from adaptive_platform.errors import DataError, RunFailedError, UserError
 from adaptive_platform.gradients.buckets import GradientBuckets
+from adaptive_platform.gradients.buffers import SharedBuffers
 from adaptive_platform.gradients.loss import SampleLoss, correct_predictions
 from adaptive_platform.models import smallest_microbatch
 from adaptive_platform.progress import Progress
@@ -102,7 +103,7 @@ class TrainingRun:
         """True when the run ended because it was asked to."""
         self._data_config = data_config
         self._loss = loss or recipe.loss.build_evaluation()
-        self._device = next(model.parameters()).device
+        self._device = _device_of(model)
         self._clock = clock
         self._memory_format = memory_format_of(model)
         self._minimum = smallest_microbatch(model)
@@ -114,6 +115,8 @@ class TrainingRun:
             )
         self.state = RunState(
             progress=Progress(dataset_size=size),
+            seed=recipe.seed,
+            base_batch=recipe.lr_rule.base_batch or recipe.batch.global_batch,
             global_batch=recipe.batch.global_batch,
             loss_scale=recipe.precision.first_scale(),
             estimator=recipe.statistics.build(),
@@ -127,15 +130,16 @@ class TrainingRun:
         self._resources = ExitStack()
         self.reducer = Reducer(recipe.reducer, membership, self._device)
         self._resources.callback(self.reducer.close)
+        buffers = SharedBuffers(model, shared=membership.world_size > 1)
         self._buckets = GradientBuckets(
             model.named_parameters(),
             self.reducer.start,
             bucket_bytes=int(recipe.reducer.bucket_mib * _MIB),
-            rider_slots=RIDER_SLOTS,
+            rider_slots=RIDER_SLOTS + buffers.num_averaged,
             layers=recipe.statistics.layers or "layers" in recipe.batch.needs,
         )
         self._resources.callback(self._buckets.close)
-        self._step = Step(model, self._optimizer, self._buckets, clip_norm=recipe.clip_norm)
+        self._step = Step(self._optimizer, self._buckets, buffers, clip_norm=recipe.clip_norm)
         self._rates = Rates(recipe, self._optimizer, self.state)
         self._tell = Teller(self.observer, self.state, first=self.reducer.rank == 0)
         stream = SampleStream(
@@ -180,7 +184,6 @@ class TrainingRun:
             tell=self._tell,
         )
         self._out_of_memory = False
-        self._evaluated_at: Progress | None = None
         self._saved_at: Progress | None = None
         self._persistence = Persistence(
             store,
@@ -204,7 +207,11 @@ class TrainingRun:
         if self.reducer.world_size > 1:
             self._tell.event("note", f"gradients are summed by {self.reducer.plan.describe()}")
         if self._persistence.restore(must_resume=must_resume):
-            self._evaluated_at = self._saved_at = self.progress
+            self._saved_at = self.progress
+            allowed = self._measuring.limits().clamp(self.state.global_batch)
+            if allowed[0] != self.state.global_batch:
+                self.state.global_batch = allowed[0]
+                self._tell.event("warning", f"batch goes on at {allowed[0]}: {allowed[1]}")
         else:
             start = self.recipe.batch.start(self._measuring.limits())
             self.state.global_batch = start.global_batch
@@ -246,6 +253,9 @@ class TrainingRun:
 
     def __iter__(self) -> Iterator[MicroBatch]:
         self.model.train()
+        begun = self.state.evaluated_at or Progress(dataset_size=self.progress.dataset_size)
+        if crossed(self.recipe.report.evaluate_every, begun, self.progress):
+            self.evaluate()  # It was due when the run was stopped.
         while not self.finished:
             yield from self._one_step()
         if not self.interrupted:
@@ -393,7 +403,8 @@ class TrainingRun:
             lr = self._rates.apply(measured.trained, summary)
             self._step.commit(measured, reshape=self._measuring.reshaping(measured, self._step))
             gain = summary.gain(measured.trained, self._rates.base_batch)
-            state.progress = before.committed(consumed, measured.trained, gain)
+            advance = self.recipe.lr_rule.advance(gain)
+            state.progress = before.committed(consumed, measured.trained, advance)
             state.skipped_in_a_row = 0
         else:
             self._skip(measured, consumed)
@@ -430,17 +441,23 @@ class TrainingRun:
         state = self.state
         name = self._step.skip()
         state.progress = state.progress.skipped(consumed)
-        if measured.trained == 0:
-            return
         state.skipped_in_a_row += 1
         where = f"gradient of `{name}`" if name else "loss"
-        self._tell.event("skip", f"step dropped by all workers: non-finite {where}")
-        if state.skipped_in_a_row >= self.recipe.precision.max_skipped_in_a_row:
-            error = RunFailedError(
-                f"{state.skipped_in_a_row} steps in a row were not finite; the first bad value is "
-                f"in the {where}. Lower optimizer.lr, set clip_norm, or look at the data."
+        why = f"non-finite {where}" if measured.trained else "none of its samples could be read"
+        self._tell.event("skip", f"step dropped by all workers: {why}")
+        if state.skipped_in_a_row < self.recipe.precision.max_skipped_in_a_row:
+            return
+        error: Exception = RunFailedError(
+            f"{state.skipped_in_a_row} steps in a row were not finite; the first bad value is in "
+            f"the {where}. Lower optimizer.lr, set clip_norm, or look at the data."
+        )
+        if not measured.trained:
+            error = DataError(
+                f"data: no sample of {state.skipped_in_a_row} steps in a row could be read, or "
+                "too few for batch norm. Mend the data, or lower data.max_broken_share to stop "
+                "sooner."
             )
-            raise_first(self.reducer, error)
+        raise_first(self.reducer, error)
 
     def _decide(self) -> None:
         state, observation = self.state, self._measuring.observation()
@@ -468,11 +485,12 @@ class TrainingRun:
         self._persistence.poll()
         if crossed(self.recipe.report.evaluate_every, before, self.progress):
             self.evaluate()
-        if crossed(self.recipe.checkpoint.every, before, self.progress):
+        best = self.recipe.checkpoint.keep_best and self.state.best_step == self.progress.step
+        if best or crossed(self.recipe.checkpoint.every, before, self.progress):
             self.save()
 
     def _finish(self) -> None:
-        if self._evaluated_at != self.progress:
+        if self.state.evaluated_at != self.progress:
             self.evaluate()
         if self._saved_at != self.progress:
             self.save()
@@ -481,10 +499,16 @@ class TrainingRun:
 
     def evaluate(self) -> None:
         """Score the held-out set, where there is one. All workers take part."""
-        self._evaluated_at = self.progress
+        self.state.evaluated_at = self.progress
         self._scoring.score()
 
     def save(self) -> None:
         """Publish a checkpoint. All workers take part; storage trouble is told, not fatal."""
         self._saved_at = self.progress
         self._persistence.save()
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    for parameter in model.parameters():
+        return parameter.device
+    raise UserError("model: it has no parameter that requires a gradient.")

@@ -28,6 +28,10 @@ class RunState:
     """The moving parts of a run; equal on all workers between steps."""
 
     progress: Progress
+    seed: int
+    """Fixes the order of the data: a position means nothing without it."""
+    base_batch: int
+    """The batch that the learning rate was chosen for when the run began."""
     global_batch: int
     """Batch of the next step."""
     loss_scale: LossScale
@@ -51,6 +55,8 @@ class RunState:
     """Of the last evaluation."""
     loss: float | None = None
     """Of the last evaluation."""
+    evaluated_at: Progress | None = None
+    """Where the run stood at the last evaluation."""
 
     def summary(self) -> GradientSummary:
         """Everything that is measured and steers."""
@@ -65,6 +71,8 @@ class RunState:
         """Plain values and tensors, one entry per field."""
         return {
             "progress": self.progress.state_dict(),
+            "seed": self.seed,
+            "base_batch": self.base_batch,
             "global_batch": self.global_batch,
             "loss_scale": self.loss_scale.state_dict(),
             "estimator": self.estimator.state_dict(),
@@ -81,6 +89,7 @@ class RunState:
             "best_step": self.best_step,
             "accuracy": self.accuracy,
             "loss": self.loss,
+            "evaluated_at": self.evaluated_at.state_dict() if self.evaluated_at else None,
         }
 
     def load(self, state: Mapping[str, Any], device: torch.device) -> None:
@@ -103,6 +112,9 @@ class RunState:
         self.best_step = state["best_step"]
         self.accuracy = state["accuracy"]
         self.loss = state["loss"]
+        self.base_batch = int(state["base_batch"])
+        evaluated = state["evaluated_at"]
+        self.evaluated_at = Progress(**evaluated) if evaluated else None
 
 
 def make_checkpoint(
@@ -156,6 +168,11 @@ def load_checkpoint(
         raise CheckpointError(
             f"resume: the checkpoint's classes {_few(saved['classes'])} are not the data's "
             f"{_few(classes)}. Resume with the data it was made with."
+        )
+    if saved["run"]["seed"] != state.seed:
+        raise CheckpointError(
+            f"resume: seed = {state.seed}, the run was made with seed {saved['run']['seed']}. "
+            "Another seed orders the data anew, so samples would come twice or never. Leave it."
         )
     size = saved["run"]["progress"]["dataset_size"]
     if size != state.progress.dataset_size:

@@ -13,10 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from adaptive_platform.errors import UserError
 from adaptive_platform.gradients.buckets import GradientBuckets
+from adaptive_platform.gradients.buffers import SharedBuffers
 from adaptive_platform.statistics import StepMoments
 
 __all__ = ["RIDER_SLOTS", "Measured", "Step"]
@@ -79,26 +80,24 @@ class Step:
     """The state of the step in hand. Reused from step to step.
 
     Args:
-        model: The module that is trained, on its device.
         optimizer: Steps on `.grad`; its learning rates are set by the caller before `commit`.
-        buckets: The gradients of `model`, with a rider of `RIDER_SLOTS`.
+        buckets: The gradients of the model, with a rider of `RIDER_SLOTS` and of the buffers.
+        buffers: What forward moves in the model, such as batch norm's averages.
         clip_norm: Largest norm of the gradient that reaches the optimizer; None for any.
     """
 
     def __init__(
         self,
-        model: nn.Module,
         optimizer: torch.optim.Optimizer,
         buckets: GradientBuckets,
+        buffers: SharedBuffers,
         *,
         clip_norm: float | None,
     ) -> None:
         self._optimizer = optimizer
         self._buckets = buckets
         self._clip_norm = clip_norm
-        # Forward moves buffers (batch norm) before the vote; a skipped step puts them back.
-        self._module_buffers = list(model.buffers())
-        self._kept_buffers = [b.detach().clone() for b in self._module_buffers]
+        self._buffers = buffers
 
     def begin(
         self,
@@ -127,9 +126,8 @@ class Step:
         self._sums = torch.zeros(RIDER_SLOTS, dtype=torch.float32, device=device)
         self._layer_sums = torch.zeros_like(self._buckets.layer_rider)
         self._abandoned = False
-        with torch.no_grad():
-            for kept, buffer in zip(self._kept_buffers, self._module_buffers, strict=True):
-                kept.copy_(buffer)
+        self._samples = 0
+        self._buffers.keep()
         self._buckets.begin_step(measure=measure, squares=squares)
 
     @property
@@ -172,7 +170,7 @@ class Step:
             self._sums[_MICROBATCHES] += 1
             if self._measure and self._layer_sums.numel():
                 self._layer_sums.add_(self._buckets.layer_sqnorms, alpha=to_mean**2)
-            self._sums[_SAMPLES] += samples
+            self._samples += samples
             self._sums[_LOSS] += total.detach().float()
             if correct is not None:
                 self._sums[_CORRECT] += correct
@@ -201,15 +199,19 @@ class Step:
         self._sums[_FATAL] = float(fatal)
         self._sums[_OUT_OF_MEMORY] = float(self._abandoned)
         buckets = self._buckets
-        buckets.rider.copy_(self._sums)
+        self._sums[_SAMPLES] = float(self._samples)
+        buckets.rider[:RIDER_SLOTS].copy_(self._sums)
+        self._buffers.write_to(buckets.rider[RIDER_SLOTS:], weight=float(self._samples))
         buckets.layer_rider.copy_(self._layer_sums)
         started = time.perf_counter()
         sqnorm = buckets.finish()
-        parts = [buckets.rider, sqnorm.reshape(1)]
+        parts = [buckets.used, buckets.rider[:RIDER_SLOTS], sqnorm.reshape(1)]
         if self._measure:
             parts += [buckets.layer_rider, buckets.summed_layer_sqnorms]
         values = torch.cat(parts).tolist()
         waited = time.perf_counter() - started
+        marks = buckets.used.numel()
+        self._used, values = values[:marks], values[marks:]
         return self._measured(values[:RIDER_SLOTS], values[RIDER_SLOTS:], waited)
 
     def _measured(self, sums: list[float], sqnorms: list[float], waited: float) -> Measured:
@@ -277,9 +279,15 @@ class Step:
         norm = math.sqrt(measured.grad_sqnorm)
         if self._clip_norm is not None and norm > self._clip_norm:
             factor *= self._clip_norm / norm
+        if not any(self._used):
+            raise UserError(
+                "losses: no parameter of the model has a gradient, so nothing would be trained. "
+                "Were they computed by another model, a copy, or without gradients?"
+            )
         if factor != 1.0:
             self._buckets.scale(factor)
-        self._buckets.drop_unused()
+        self._buckets.drop_unused(self._used)
+        self._buffers.read_from(self._buckets.rider[RIDER_SLOTS:], weight=float(measured.trained))
         if reshape is not None:
             reshape(self._buckets)
         self._optimizer.step()
@@ -297,7 +305,5 @@ class Step:
 
     def undo(self) -> None:
         """Put the model's buffers back and let the gradients go, as before `begin`."""
-        with torch.no_grad():
-            for kept, buffer in zip(self._kept_buffers, self._module_buffers, strict=True):
-                buffer.copy_(kept)
+        self._buffers.put_back()
         self._buckets.release()

@@ -16,6 +16,7 @@ from adaptive_platform.data import (
     BrokenLedger,
     PythonConfig,
     SampleStream,
+    dealt,
     global_order,
     next_slice,
     wrap_dataset,
@@ -77,7 +78,8 @@ def test_resize_in_mid_epoch_covers_exactly_what_was_not_seen(world):
 def test_slices_follow_the_global_order_and_items_stay_together():
     (worker,) = streams(numbered(50), PythonConfig(), 1, seed=9)
     share = worker.take(3, 20, 17, minimum=1, microbatch=5)
-    assert ids_of([share]) == global_order(9, 3, 50)[20:37].tolist()
+    order = global_order(9, 3, 50)[20:37]
+    assert ids_of([share]) == order[dealt(17, 4)].tolist()
     assert [len(batch) for batch in share.microbatches] == [5, 4, 4, 4]
     for batch in share.microbatches:
         assert torch.equal(batch.inputs[:, 0].long(), batch.ids)
@@ -183,7 +185,7 @@ def test_decode_processes_outlive_signals_to_the_group_so_that_a_step_can_finish
     for process in processes:
         subprocess.run(["/bin/sh", "-c", f"kill -TERM {process.pid}; kill -INT {process.pid}"])
     shares = run([worker], 4000, [100], cursor=8, stop=1008)
-    assert ids_of(shares) == global_order(0, 0, 4000)[8:1008].tolist()
+    assert sorted(ids_of(shares)) == sorted(global_order(0, 0, 4000)[8:1008].tolist())
     worker.close()
 
 

@@ -245,3 +245,48 @@ def test_target_ends_the_run_early():
     outcome = train(recipe("stop.epochs=50", "stop.target=0.4"), eval_data=Points(40))[0]
     assert outcome.run.progress.epoch < 50
     assert outcome.watcher.evaluations[-1].accuracy >= 0.4
+
+
+def normalized_net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize("stop_after", [3, 5])
+def test_resume_with_batch_norm_and_evaluation_is_bit_identical(tmp_path, stop_after):
+    """Evaluations and checkpoints on the way leave no trace; a due evaluation is not lost."""
+    data, held_out = Points(40), Points(30, seed=5)
+    config = recipe("stop.epochs=3", "report.evaluate_every=1 epochs")
+    settings = {"world_size": 2, "data": data, "eval_data": held_out, "model": normalized_net}
+    whole = train(config, **settings)[0]
+    first = train(config, **settings, run_dir=tmp_path, stop_after=stop_after)[0]
+    second = train(config, **settings, run_dir=tmp_path)[0]
+    assert_same(second.weights, whole.weights, 0.0)
+    scores = [(e.step, e.accuracy, e.loss) for e in whole.watcher.evaluations]
+    both = [*first.watcher.evaluations, *second.watcher.evaluations]
+    assert [(e.step, e.accuracy, e.loss) for e in both] == scores
+
+
+def test_another_seed_is_refused(tmp_path):
+    train(recipe("stop.steps=2"), run_dir=tmp_path)
+    with pytest.raises(CheckpointError, match="seed = 9, the run was made with seed 3"):
+        train(recipe("seed=9"), run_dir=tmp_path)
+
+
+def test_the_base_batch_is_that_of_the_beginning(tmp_path):
+    """Overriding the start batch on resume must not halve the learning rate."""
+    adaptive = {
+        "batch": {"kind": "noise_scale", "global_batch": 8, "max_batch": 32},
+        "lr_rule": {"kind": "linear"},
+    }
+    train(recipe("stop.steps=2", **adaptive), run_dir=tmp_path)
+    second = train(recipe("stop.steps=4", "batch.global_batch=16", **adaptive), run_dir=tmp_path)[0]
+    for record in second.watcher.steps:
+        assert record.lr == pytest.approx(0.1 * record.global_batch / 8)
+
+
+def test_the_best_is_saved_when_it_is_scored(tmp_path):
+    config = recipe("checkpoint.every=1000 steps", "stop.epochs=4", "checkpoint.keep_last=1")
+    outcome = train(config, eval_data=Points(40), run_dir=tmp_path)[0]
+    saved = [s.step for s in CheckpointStore(str(tmp_path)).saved()]
+    assert outcome.run.state.best_step in saved
