@@ -95,9 +95,11 @@ class GlooExecutor(Executor):
         """Parts that can overlap; the buffer itself where there is nothing to overlap with."""
         if len(self._native) == 1:
             return [buffer]
-        # Messages shorter than half a segment cost more than the overlap brings.
+        # Shorter messages would cost more than the overlap brings. It brings more where phases
+        # use different wires than on one machine, where they share its memory.
+        shortest = self._segment_bytes // (4 if self._groups.several_machines else 2)
         largest_group = max(len(group) for group in self._plan.phases[0].groups)
-        smallest_slice_bytes = self._segment_bytes // 2 * largest_group
+        smallest_slice_bytes = shortest * largest_group
         count = max(1, min(self._num_slices, buffer.nbytes // smallest_slice_bytes))
         bounds = chunk_bounds(0, buffer.numel(), count)
         return [buffer[start:stop] for start, stop in pairwise(bounds)]

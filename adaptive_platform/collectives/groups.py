@@ -109,6 +109,11 @@ class ProcessGroups:
         assert self._world is not None, "used after close"
         return self._world
 
+    @property
+    def several_machines(self) -> bool:
+        """True where the workers are known to be on more than one machine."""
+        return len(set(self._membership.node_of_rank or ())) > 1
+
     def of_phase(self, plan: int, phase: int) -> Group | None:
         """This worker's group in a phase of the plan with that index; None where it has none."""
         return self._of_plan[plan][phase]

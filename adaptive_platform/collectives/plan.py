@@ -208,7 +208,7 @@ class MessagesConfig(ReducerConfig):
     slices: int = Field(4, ge=1)
     """Parts of a large buffer that go through the phases one behind the other, with Gloo: one is
     summed between machines while the next is summed inside them. Fewer where messages would
-    become shorter than half of `segment_kib`."""
+    become shorter than a half of `segment_kib`, or a quarter with several machines."""
 
     @property
     def segment_bytes(self) -> int:

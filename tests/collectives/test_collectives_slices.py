@@ -44,6 +44,28 @@ def test_sums_do_not_depend_on_the_slices(kind: type[ReducerConfig], world_size:
         assert bytes_a == bytes_b
 
 
+@pytest.mark.parametrize(("nodes", "expected"), [("aaaa", 1), ("aabb", 3)])
+def test_several_machines_are_worth_shorter_messages(
+    monkeypatch: pytest.MonkeyPatch, nodes: str, expected: int
+) -> None:
+    counts: list[int] = []
+    cut = gloo.GlooExecutor._slices
+
+    def spied(self: gloo.GlooExecutor, buffer: torch.Tensor) -> list[torch.Tensor]:
+        found = cut(self, buffer)
+        counts.append(len(found))
+        return found
+
+    monkeypatch.setattr(gloo.GlooExecutor, "_slices", spied)
+    config = TorusConfig(segment_kib=64, timeout_seconds=20)
+    # 96 KiB in rows of two: a slice is at least 64 KiB on one machine and 32 KiB on several.
+    buffer_length = 24 * 1024
+    with_reducers(
+        config, 4, lambda r: r.start(torch.zeros(buffer_length)).wait(), nodes=tuple(nodes)
+    )
+    assert counts == [expected] * 4
+
+
 def test_the_next_slice_does_not_wait_for_the_sum_between_rows(monkeypatch) -> None:
     events: list[str] = []
     begin, wait = gloo.GlooExecutor._begin_phase_sum, gloo._Sum.wait
