@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +36,7 @@ class Recorder:
         self._flushed_at = time.monotonic()
         self._writer = ThreadPoolExecutor(1, "journal")
         self._writing: Future[None] | None = None
+        self._one_at_a_time = threading.Lock()
         self._fraction = 0.0
         self._started = False
         self._asked = False
@@ -115,7 +118,18 @@ class Recorder:
                 return  # Still at the last ones: the next flush takes these along.
             self._tell_of(self._writing)
         self._flushed_at = time.monotonic()
-        self._writing = self._writer.submit(self._journal.flush)
+        self._writing = self._writer.submit(self._write)
+
+    def keep(self) -> None:
+        """See `Observer.keep`. What the storage refuses now is kept in memory and told later."""
+        with suppress(JournalError):
+            self._write()
+
+    def _write(self) -> None:
+        journal = self._journal
+        with self._one_at_a_time:
+            if journal is not None:
+                journal.flush()
 
     def close(self) -> None:
         """Write and post everything."""

@@ -24,6 +24,13 @@ class Observer(Protocol):
     def event(self, record: EventRecord) -> None:
         """Something else happened."""
 
+    def keep(self) -> None:
+        """Make durable what was told so far: a checkpoint is about to be published.
+
+        Called on the thread that writes checkpoints. Records behind a checkpoint must not be lost:
+        a run that goes on from it does not make them again.
+        """
+
     def stop_requested(self) -> bool:
         """True when this worker was asked to leave after the step in hand."""
 
@@ -42,6 +49,9 @@ class SilentObserver:
 
     def event(self, record: EventRecord) -> None:
         """See `Observer.event`."""
+
+    def keep(self) -> None:
+        """See `Observer.keep`."""
 
     def stop_requested(self) -> bool:
         """Never."""

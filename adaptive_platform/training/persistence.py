@@ -37,6 +37,7 @@ class Persistence:
         kinds: Kinds of controller and optimizer, which own parts of a checkpoint.
         classes: Class names by number.
         tell: Reports an event as `(kind, text)`.
+        keep_records: Makes durable what was recorded so far; called on the writing thread.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Persistence:
         kinds: dict[str, str],
         classes: tuple[str, ...],
         tell: Callable[[str, str], None],
+        keep_records: Callable[[], None],
     ) -> None:
         self._store = store
         self._config = config
@@ -61,6 +63,7 @@ class Persistence:
         self._kinds = kinds
         self._classes = classes
         self._tell = tell
+        self._keep_records = keep_records
         self._writer = ThreadPoolExecutor(1, "checkpoint") if store is not None else None
         self._writing: Future[str] | None = None
 
@@ -81,8 +84,16 @@ class Persistence:
         keep = self._state.best_step if self._config.keep_best else None
         # One deep copy keeps tensors that share memory sharing it in the file.
         self._writing = self._writer.submit(
-            _write, self._store, copy.deepcopy(content), step, self._config.keep_last, keep
+            self._write, self._store, copy.deepcopy(content), step, keep
         )
+
+    def _write(
+        self, store: CheckpointStore, content: dict[str, Any], step: int, keep: int | None
+    ) -> str:
+        self._keep_records()
+        published = store.save(content, step)
+        store.prune(self._config.keep_last, keep)
+        return published.path
 
     def poll(self) -> None:
         """Tell of a checkpoint that was finished meanwhile."""
@@ -161,15 +172,3 @@ class Persistence:
         if removed:
             messages.append(f"removed {removed} unfinished checkpoint(s)")
         return content, messages
-
-
-def _write(
-    store: CheckpointStore,
-    content: dict[str, Any],
-    step: int,
-    keep_last: int,
-    keep_step: int | None,
-) -> str:
-    published = store.save(content, step)
-    store.prune(keep_last, keep_step)
-    return published.path

@@ -211,6 +211,7 @@ class TrainingRun:
             kinds={"batch": recipe.batch.kind, "optimizer": recipe.optimizer.kind},
             classes=source.classes,
             tell=self._tell.event,
+            keep_records=self.observer.keep,
         )
         self._resources.callback(self._persistence.close)
         try:

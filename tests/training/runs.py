@@ -45,6 +45,8 @@ class Watcher:
     decisions: list[DecisionRecord] = field(default_factory=list)
     evaluations: list[EvalRecord] = field(default_factory=list)
     events: list[EventRecord] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+    """Steps that were known whenever records had to be made durable."""
     stop: Callable[[], bool] = lambda: False
 
     def step(self, record: StepRecord, fraction_done: float) -> None:
@@ -58,6 +60,9 @@ class Watcher:
 
     def event(self, record: EventRecord) -> None:
         self.events.append(record)
+
+    def keep(self) -> None:
+        self.kept.append(len(self.steps))
 
     def stop_requested(self) -> bool:
         return self.stop()

@@ -290,3 +290,20 @@ def test_the_best_is_saved_when_it_is_scored(tmp_path):
     outcome = train(config, eval_data=Points(40), run_dir=tmp_path)[0]
     saved = [s.step for s in CheckpointStore(str(tmp_path)).saved()]
     assert outcome.run.state.best_step in saved
+
+
+def test_records_are_durable_before_the_checkpoint_that_stands_on_them(tmp_path, monkeypatch):
+    """A run killed right after a checkpoint does not make the steps behind it again."""
+    order = []
+    real = CheckpointStore.save
+
+    def save(self, state, step):
+        order.append(("checkpoint", step))
+        return real(self, state, step)
+
+    monkeypatch.setattr(CheckpointStore, "save", save)
+    config = recipe("checkpoint.every=5 steps", "stop.steps=10")
+    outcome = train(config, run_dir=tmp_path)[0]
+    assert [step for _, step in order] == [5, 10]
+    assert len(outcome.watcher.kept) == 2
+    assert all(kept >= step for kept, (_, step) in zip(outcome.watcher.kept, order, strict=True))
