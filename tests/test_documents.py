@@ -92,7 +92,9 @@ def test_the_controller_of_the_guide_works():
 def test_links_point_at_files():
     for document in DOCUMENTS:
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", document.read_text()):
-            assert (document.parent / target).exists(), f"{document.name}: {target}"
+            path = document.parent / target
+            assert path.exists(), f"{document.name}: {target}"
+            assert path.stat().st_size > 0, f"{document.name}: {target} is empty"
 
 
 def test_ci_runs_the_readme_line():

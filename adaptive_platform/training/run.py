@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,39 +12,27 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from adaptive_platform.checkpoints.store import CheckpointStore
-from adaptive_platform.collectives import Membership, Reducer
+from adaptive_platform.collectives import Membership
 from adaptive_platform.data import (
-    BrokenLedger,
     DataConfig,
     DataSource,
     MicroBatch,
-    SampleStream,
     Share,
     next_slice,
 )
 from adaptive_platform.errors import DataError, RunFailedError, UserError
-from adaptive_platform.gradients.buckets import GradientBuckets
-from adaptive_platform.gradients.buffers import SharedBuffers
 from adaptive_platform.gradients.loss import SampleLoss, correct_predictions
-from adaptive_platform.models import smallest_microbatch
-from adaptive_platform.optimizers import Exchange, ListeningOptimizer
+from adaptive_platform.optimizers import ListeningOptimizer
 from adaptive_platform.progress import Progress
 from adaptive_platform.recipe import Recipe
 from adaptive_platform.training.adversaries import with_adversaries
 from adaptive_platform.training.cadence import crossed, is_over
-from adaptive_platform.training.curvature import Curvature
 from adaptive_platform.training.evaluation import microbatch_to
-from adaptive_platform.training.fitness import memory_format_of, refuse_sparse
-from adaptive_platform.training.measuring import Measuring, refuse_unmet_needs
+from adaptive_platform.training.measuring import refuse_unmet_needs
 from adaptive_platform.training.observer import Observer, SilentObserver
-from adaptive_platform.training.own_share import OwnShare
-from adaptive_platform.training.persistence import Persistence
-from adaptive_platform.training.rates import Rates
+from adaptive_platform.training.parts import assemble
 from adaptive_platform.training.recording import decision_record, step_record
-from adaptive_platform.training.scoring import Scoring
-from adaptive_platform.training.state import RunState
-from adaptive_platform.training.step import RIDER_SLOTS, Measured, Step
-from adaptive_platform.training.telling import Teller
+from adaptive_platform.training.step import Measured
 from adaptive_platform.training.unison import raise_first
 
 __all__ = ["TrainingRun"]
@@ -96,124 +84,40 @@ class TrainingRun:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         refuse_unmet_needs(recipe, adversarial=makes_adversaries)
-        if loss is not None and recipe.optimizer.assumes_cross_entropy:
-            raise UserError(
-                f"optimizer.kind = {recipe.optimizer.kind}: it knows the curvature of plain cross "
-                "entropy only. Leave your own loss away, or choose another optimizer."
-            )
         self.recipe = recipe
         self.model = model
         self.source = source
         self.observer: Observer = observer or SilentObserver()
         self.interrupted = False
         """True when the run ended because it was asked to."""
-        self._data_config = data_config
-        self._loss = loss or recipe.loss.build_evaluation()
-        self._device = _device_of(model)
         self._clock = clock
-        self._memory_format = memory_format_of(model)
-        self._minimum = smallest_microbatch(model)
-        refuse_sparse(model)
-        size = len(source.train)
-        if size < self._minimum:
-            raise DataError(
-                f"data: {size} training sample; batch norm needs at least {self._minimum}."
-            )
-        self.state = RunState(
-            progress=Progress(dataset_size=size),
-            seed=recipe.seed,
-            base_batch=recipe.lr_rule.base_batch or recipe.batch.global_batch,
-            global_batch=recipe.batch.global_batch,
-            loss_scale=recipe.precision.first_scale(),
-            estimator=recipe.statistics.build(),
-            controller=recipe.batch.build(),
-            ledger=BrokenLedger(size, data_config.max_broken_share),
-            variance=recipe.vr.build(for_betas=recipe.optimizer.keeps_squares)
-            if recipe.vr
-            else None,
-        )
-        self._resources = ExitStack()
-        self.reducer = Reducer(recipe.reducer, membership, self._device)
-        self._resources.callback(self.reducer.close)
-        self._optimizer = recipe.optimizer.build_for(
-            model,
-            Exchange(
-                membership.rank,
-                membership.world_size,
-                self.reducer.all_reduce,
-                self.reducer.broadcast,
-            ),
-        )
-        if isinstance(self._optimizer, ListeningOptimizer):
-            self._resources.callback(self._optimizer.close)
-        buffers = SharedBuffers(model, shared=membership.world_size > 1)
-        self._buckets = GradientBuckets(
-            model.named_parameters(),
-            self.reducer.start,
-            bucket_bytes=int(recipe.reducer.bucket_mib * _MIB),
-            rider_slots=RIDER_SLOTS + buffers.num_averaged,
-            layers=recipe.statistics.layers or "layers" in recipe.batch.needs,
-        )
-        self._resources.callback(self._buckets.close)
-        self._step = Step(self._optimizer, self._buckets, buffers, clip_norm=recipe.clip_norm)
-        self._rates = Rates(recipe, self._optimizer, self.state)
-        self._tell = Teller(self.observer, self.state, first=self.reducer.rank == 0)
-        stream = SampleStream(
-            source.train, data_config, recipe.seed, membership.rank, membership.world_size
-        )
-        self._share = OwnShare(
-            stream,
-            self.state,
-            self.reducer,
-            minimum=self._minimum,
-            microbatch=recipe.microbatch,
-        )
-        self._resources.callback(self._share.close)
-        self._measuring = Measuring(
+        parts = assemble(
             recipe,
-            self.state,
-            membership,
-            self.reducer,
-            self._tell,
-            minimum=self._minimum,
-            share=self._share,
-            curvature=Curvature(
-                model,
-                source.train,
-                data_config,
-                self._loss,
-                self.reducer,
-                seed=recipe.seed,
-                memory_format=self._memory_format,
-            ),
-        )
-        self._scoring = Scoring(
             model,
             source,
             data_config,
-            self._loss,
-            precision=recipe.precision,
-            memory_format=self._memory_format,
-            state=self.state,
-            reducer=self.reducer,
+            membership,
+            loss=loss,
+            store=store,
             observer=self.observer,
-            tell=self._tell,
         )
+        self.state = parts.state
+        self.reducer = parts.reducer
+        self._optimizer = parts.optimizer
+        self._buckets = parts.buckets
+        self._step = parts.step
+        self._rates = parts.rates
+        self._tell = parts.tell
+        self._share = parts.share
+        self._measuring = parts.measuring
+        self._scoring = parts.scoring
+        self._persistence = parts.persistence
+        self._minimum = parts.minimum
+        self._memory_format = parts.memory_format
+        self._resources = parts.resources
+        self._device = self.reducer.device
         self._out_of_memory = False
         self._saved_at: Progress | None = None
-        self._persistence = Persistence(
-            store,
-            recipe.checkpoint,
-            model,
-            self._optimizer,
-            self.state,
-            self.reducer,
-            kinds={"batch": recipe.batch.kind, "optimizer": recipe.optimizer.kind},
-            classes=source.classes,
-            tell=self._tell.event,
-            keep_records=self.observer.keep,
-        )
-        self._resources.callback(self._persistence.close)
         try:
             self._begin(must_resume)
         except BaseException:
@@ -527,9 +431,3 @@ class TrainingRun:
         """Publish a checkpoint. All workers take part; storage trouble is told, not fatal."""
         self._saved_at = self.progress
         self._persistence.save()
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    for parameter in model.parameters():
-        return parameter.device
-    raise UserError("model: it has no parameter that requires a gradient.")

@@ -1,0 +1,192 @@
+"""Builds what a run is made of, from every room, and lets go of all of it when one part fails."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from adaptive_platform.checkpoints.store import CheckpointStore
+from adaptive_platform.collectives import Membership, Reducer
+from adaptive_platform.data import BrokenLedger, DataConfig, DataSource, SampleStream
+from adaptive_platform.errors import DataError, UserError
+from adaptive_platform.gradients.buckets import GradientBuckets
+from adaptive_platform.gradients.buffers import SharedBuffers
+from adaptive_platform.gradients.loss import SampleLoss
+from adaptive_platform.models import smallest_microbatch
+from adaptive_platform.optimizers import Exchange, ListeningOptimizer
+from adaptive_platform.progress import Progress
+from adaptive_platform.recipe import Recipe
+from adaptive_platform.training.curvature import Curvature
+from adaptive_platform.training.fitness import memory_format_of, refuse_sparse
+from adaptive_platform.training.measuring import Measuring
+from adaptive_platform.training.observer import Observer
+from adaptive_platform.training.own_share import OwnShare
+from adaptive_platform.training.persistence import Persistence
+from adaptive_platform.training.rates import Rates
+from adaptive_platform.training.scoring import Scoring
+from adaptive_platform.training.state import RunState
+from adaptive_platform.training.step import RIDER_SLOTS, Step
+from adaptive_platform.training.telling import Teller
+
+__all__ = ["Parts", "assemble"]
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The parts of one worker's run, wired to each other."""
+
+    state: RunState
+    reducer: Reducer
+    optimizer: Optimizer
+    buckets: GradientBuckets
+    step: Step
+    rates: Rates
+    tell: Teller
+    share: OwnShare
+    measuring: Measuring
+    scoring: Scoring
+    persistence: Persistence
+    minimum: int
+    """Fewest samples of a micro-batch that the model can train on."""
+    memory_format: torch.memory_format
+    """Layout of 4-D inputs."""
+    resources: ExitStack
+    """Closes everything, last made first."""
+
+
+def assemble(
+    recipe: Recipe,
+    model: nn.Module,
+    source: DataSource,
+    data_config: DataConfig,
+    membership: Membership,
+    *,
+    loss: SampleLoss | None,
+    store: CheckpointStore | None,
+    observer: Observer,
+) -> Parts:
+    """Build the parts; arguments as for `TrainingRun`.
+
+    Raises:
+        UserError: Model, data and recipe do not go together; nothing is left open.
+    """
+    if loss is not None and recipe.optimizer.assumes_cross_entropy:
+        raise UserError(
+            f"optimizer.kind = {recipe.optimizer.kind}: it knows the curvature of plain cross "
+            "entropy only. Leave your own loss away, or choose another optimizer."
+        )
+    refuse_sparse(model)
+    evaluation_loss = loss or recipe.loss.build_evaluation()
+    memory_format = memory_format_of(model)
+    minimum = smallest_microbatch(model)
+    state = _first_state(recipe, len(source.train), minimum, data_config)
+    with ExitStack() as resources:
+        reducer = Reducer(recipe.reducer, membership, _device_of(model))
+        resources.callback(reducer.close)
+        optimizer = recipe.optimizer.build_for(
+            model,
+            Exchange(reducer.rank, reducer.world_size, reducer.all_reduce, reducer.broadcast),
+        )
+        if isinstance(optimizer, ListeningOptimizer):
+            resources.callback(optimizer.close)
+        buffers = SharedBuffers(model, shared=membership.world_size > 1)
+        buckets = GradientBuckets(
+            model.named_parameters(),
+            reducer.start,
+            bucket_bytes=int(recipe.reducer.bucket_mib * _MIB),
+            rider_slots=RIDER_SLOTS + buffers.num_averaged,
+            layers=recipe.statistics.layers or "layers" in recipe.batch.needs,
+        )
+        resources.callback(buckets.close)
+        tell = Teller(observer, state, first=reducer.rank == 0)
+        stream = SampleStream(
+            source.train, data_config, recipe.seed, membership.rank, membership.world_size
+        )
+        share = OwnShare(stream, state, reducer, minimum=minimum, microbatch=recipe.microbatch)
+        resources.callback(share.close)
+        curvature = Curvature(
+            model,
+            source.train,
+            data_config,
+            evaluation_loss,
+            reducer,
+            seed=recipe.seed,
+            memory_format=memory_format,
+        )
+        persistence = Persistence(
+            store,
+            recipe.checkpoint,
+            model,
+            optimizer,
+            state,
+            reducer,
+            kinds={"batch": recipe.batch.kind, "optimizer": recipe.optimizer.kind},
+            classes=source.classes,
+            tell=tell.event,
+            keep_records=observer.keep,
+        )
+        resources.callback(persistence.close)
+        return Parts(
+            state=state,
+            reducer=reducer,
+            optimizer=optimizer,
+            buckets=buckets,
+            step=Step(optimizer, buckets, buffers, clip_norm=recipe.clip_norm),
+            rates=Rates(recipe, optimizer, state),
+            tell=tell,
+            share=share,
+            measuring=Measuring(
+                recipe,
+                state,
+                membership,
+                reducer,
+                tell,
+                minimum=minimum,
+                share=share,
+                curvature=curvature,
+            ),
+            scoring=Scoring(
+                model,
+                source,
+                data_config,
+                evaluation_loss,
+                precision=recipe.precision,
+                memory_format=memory_format,
+                state=state,
+                reducer=reducer,
+                observer=observer,
+                tell=tell,
+            ),
+            persistence=persistence,
+            minimum=minimum,
+            memory_format=memory_format,
+            resources=resources.pop_all(),
+        )
+
+
+def _first_state(recipe: Recipe, size: int, minimum: int, data_config: DataConfig) -> RunState:
+    if size < minimum:
+        raise DataError(f"data: {size} training sample; batch norm needs at least {minimum}.")
+    return RunState(
+        progress=Progress(dataset_size=size),
+        seed=recipe.seed,
+        base_batch=recipe.lr_rule.base_batch or recipe.batch.global_batch,
+        global_batch=recipe.batch.global_batch,
+        loss_scale=recipe.precision.first_scale(),
+        estimator=recipe.statistics.build(),
+        controller=recipe.batch.build(),
+        ledger=BrokenLedger(size, data_config.max_broken_share),
+        variance=recipe.vr.build(for_betas=recipe.optimizer.keeps_squares) if recipe.vr else None,
+    )
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    for parameter in model.parameters():
+        return parameter.device
+    raise UserError("model: it has no parameter that requires a gradient.")
