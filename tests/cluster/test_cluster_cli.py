@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from adaptive_platform.cli import main
 from adaptive_platform.recipe import shipped_recipes
 
 COMMAND = [sys.executable, "-m", "adaptive_platform"]
@@ -65,8 +66,21 @@ def assert_user_error(result: subprocess.CompletedProcess[str], *parts: str) -> 
         (["model.name=resnet51"], ["model.name = 'resnet51'", "resnet50"]),
     ],
 )
-def test_wrong_words_are_explained_before_ray_starts(words, parts, tmp_path):
-    assert_user_error(run("train", *words, cwd=tmp_path), *parts)
+def test_wrong_words_are_explained_before_ray_starts(words, parts, tmp_path, monkeypatch, capsys):
+    """In this process, as `main` is all that the command calls; one more below as a command."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(sys, "argv", ["adaptive-platform", "train", *words])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert all(part in said for part in parts), said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_word_as_a_command(tmp_path):
+    assert_user_error(run("train", "optimizer.lr=-1", cwd=tmp_path), "optimizer.lr = -1")
     assert list(tmp_path.iterdir()) == []
 
 
