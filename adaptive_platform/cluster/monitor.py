@@ -88,10 +88,13 @@ class Monitor:
 
     @contextmanager
     def _audience(self) -> Iterator[None]:
-        """A terminal that is gone or can't show a character costs the run nothing."""
+        """A terminal that is gone or can't show a character costs the run nothing.
+
+        Rich answers a closed pipe with SystemExit, and nothing but printing happens in here.
+        """
         try:
             yield
-        except (OSError, UnicodeError):
+        except (OSError, UnicodeError, SystemExit):
             self._live = None
 
     def write(self, console: Console, line: str) -> None:
