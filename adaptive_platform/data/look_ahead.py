@@ -78,13 +78,17 @@ class DecodeProcesses:
         while True:
             try:
                 return next(self._results)
-            except RuntimeError as error:
-                if not str(error).startswith("DataLoader"):
+            except (RuntimeError, OSError, EOFError) as error:
+                # A process that dies while it hands tensors over shows as a broken connection.
+                broken = not isinstance(error, RuntimeError)
+                if not broken and not str(error).startswith("DataLoader"):
                     raise
                 late = str(error).startswith("DataLoader timed out")
                 if late and time.monotonic() < deadline:
                     continue
                 reason = f"nothing came for {self._timeout:g} s" if late else str(error)
+                if broken:
+                    reason = f"DataLoader worker ended while it sent samples ({error})"
                 raise RunFailedError(
                     f"data: the decode processes failed: {reason}. They may have run out of "
                     "memory: lower data.decode_workers or data.prefetch; or storage was slow: "
