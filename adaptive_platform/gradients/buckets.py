@@ -162,10 +162,6 @@ class GradientBuckets:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def redirect(self, start: Callable[[Tensor], Pending]) -> None:
-        """Send later steps through another reducer, after the workers changed."""
-        self._start = start
-
     def begin_step(self, *, measure: bool, squares: bool = False) -> None:
         """Forget an unfinished step, if any, and expect the first micro-batch.
 
