@@ -306,7 +306,8 @@ def _courses(
             )
         )
         courses.append(Course(name="run, by the model", seconds=seconds, **own))
-    final = replayed.decisions[-1][1].global_batch if replayed.decisions else replayed.batches[-1]
+    # Not the last step's size, which is what an epoch leaves over.
+    final = replayed.decisions[-1][1].global_batch if replayed.decisions else replayed.batches[0]
     courses.append(
         Course(
             name=f"{kind}, replayed",

@@ -174,7 +174,7 @@ def test_the_command_draws(tmp_path, ending):
 
 def test_changes_are_recorded_with_what_they_should_bring(tmp_path):
     """The gain of the noise that the step before recorded; time by the splits seen until then."""
-    run_dir, outcome = recorded(tmp_path)
+    _, outcome = recorded(tmp_path)
     steps = {record.step: record for record in outcome.watcher.steps}
     changes = [d for d in outcome.watcher.decisions if d.new_batch != d.old_batch]
     assert changes
