@@ -18,6 +18,7 @@ from adaptive_platform.errors import UserError
 from adaptive_platform.recipe import Recipe, load_recipe, parse_overrides
 from adaptive_platform.report.plots import Line, Plot
 from adaptive_platform.report.run_data import RunData, read_run
+from adaptive_platform.report.series import full_steps
 from adaptive_platform.settings import user_error, variants_of
 from adaptive_platform.statistics.throughput import StepTiming, ThroughputEstimator
 from adaptive_platform.summary import GradientSummary, ThroughputModel
@@ -143,6 +144,8 @@ def _plots(
     learned = [0.0, *steps["scale_invariant_step"].tolist()]
     batches = steps["global_batch"].tolist()
     theirs = list(replayed.learned)
+    own_at, own_batch = _full(learned, batches, limits.dataset_size)
+    other_at, other_batch = _full(theirs, replayed.batches, limits.dataset_size)
     own, other = "run, recorded", f"{kind}, replayed"
     unit = f"progress in steps of the base batch ({base})"
 
@@ -151,8 +154,8 @@ def _plots(
 
     plots = [
         plot("Global batch", "samples per step", [
-            Line(name=own, x=learned[:-1], y=batches, dashed=True, staircase=True),
-            Line(name=other, x=theirs, y=list(replayed.batches), staircase=True),
+            Line(name=own, x=own_at, y=own_batch, dashed=True, staircase=True),
+            Line(name=other, x=other_at, y=other_batch, staircase=True),
         ]),
         plot("Optimizer steps", "steps", [
             Line(name=own, x=learned, y=list(range(len(learned))), dashed=True),
@@ -176,6 +179,20 @@ def _plots(
             ])
         )  # fmt: skip
     return tuple(plots)
+
+
+def _full(
+    at: Sequence[float], batches: Sequence[int], size: int
+) -> tuple[list[float], list[float]]:
+    """Positions and batches without the left-over ends of epochs."""
+    import pandas as pd
+
+    begun = np.concatenate([[0], np.cumsum(batches)[:-1]])
+    frame = pd.DataFrame(
+        {"at": at[: len(batches)], "global_batch": batches, "epoch": begun // size}
+    )
+    full = full_steps(frame)
+    return full["at"].tolist(), full["global_batch"].tolist()
 
 
 def _config(recipe: Recipe, kind: str, overrides: Sequence[str]) -> ControllerConfig:
