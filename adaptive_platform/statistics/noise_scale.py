@@ -25,6 +25,10 @@ class StatisticsConfig(Settings):
     half_life_samples: int | None = Field(default=None, ge=1)
     """Samples after which an observation counts half. None: 50 times the first batch measured,
     kept for the whole run. (AdaScale's published average is about 693 base batches.)"""
+    preconditioned: bool | None = None
+    """Measure noise on gradients multiplied by the optimizer's preconditioner (Pollux, OSDI 2021).
+    None: as published, so yes for optimizers with betas (adamw, lamb), after their first five
+    steps, and no for others."""
     every: int = Field(default=1, ge=1)
     """Optimizer steps from one measurement to the next. Each stands for all the steps since the
     last, so the half-life keeps its meaning."""
@@ -55,6 +59,7 @@ class NoiseScaleEstimator:
         self._observations = 0
         self._ignored = 0
         self._biased = False
+        self._preconditioned = False
 
     @property
     def has_unbiased(self) -> bool:
@@ -76,8 +81,7 @@ class NoiseScaleEstimator:
             self._ignored += 1
             return
         if self._biased:
-            self._averages.clear()
-            self._observations = 0
+            self._start_anew()
             self._biased = False
         keep = self._add(moments)
         if moments.layer_micro_sqnorms:
@@ -103,6 +107,10 @@ class NoiseScaleEstimator:
 
     def _add(self, moments: StepMoments | DifferencedMoments) -> float:
         """Let a usable observation in; returns what it left of the past."""
+        if moments.preconditioned != self._preconditioned:
+            # Norms of `g` and of `P g` have nothing to do with each other.
+            self._start_anew()
+            self._preconditioned = moments.preconditioned
         if self._half_life == 0.0:
             self._half_life = float(HALF_LIFE_BATCHES * moments.global_batch)
         keep = kept(moments.global_batch * self._config.every, self._half_life)
@@ -111,6 +119,11 @@ class NoiseScaleEstimator:
         )
         self._observations += 1
         return keep
+
+    def _start_anew(self) -> None:
+        self._averages.clear()
+        self._layers.clear()
+        self._observations = 0
 
     def layer_noise_scales(self) -> tuple[float | None, ...]:
         """S/G2 of each layer in samples, empty while none are measured; None where undefined."""
@@ -125,6 +138,7 @@ class NoiseScaleEstimator:
             signal_sqnorm=self._averages["signal_sqnorm"],
             observations=self._observations,
             biased=self._biased,
+            preconditioned=self._preconditioned,
             gsnr=self._layers.median_gsnr(),
         )
 
@@ -137,6 +151,7 @@ class NoiseScaleEstimator:
             "observations": self._observations,
             "ignored": self._ignored,
             "biased": int(self._biased),
+            "preconditioned": int(self._preconditioned),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -148,3 +163,4 @@ class NoiseScaleEstimator:
         self._observations = int(state["observations"])
         self._ignored = int(state["ignored"])
         self._biased = bool(state["biased"])
+        self._preconditioned = bool(state["preconditioned"])

@@ -17,7 +17,7 @@ from adaptive_platform.gradients.buckets import GradientBuckets
 from adaptive_platform.gradients.buffers import SharedBuffers
 from adaptive_platform.gradients.loss import SampleLoss
 from adaptive_platform.models import smallest_microbatch
-from adaptive_platform.optimizers import Exchange, ListeningOptimizer
+from adaptive_platform.optimizers import AdamPreconditioner, Exchange, ListeningOptimizer
 from adaptive_platform.progress import Progress
 from adaptive_platform.recipe import Recipe
 from adaptive_platform.training.curvature import Curvature
@@ -95,6 +95,9 @@ def assemble(
         )
         if isinstance(optimizer, ListeningOptimizer):
             resources.callback(optimizer.close)
+        preconditioner = None
+        if recipe.optimizer.keeps_squares and recipe.statistics.preconditioned is not False:
+            preconditioner = AdamPreconditioner(optimizer)
         buffers = SharedBuffers(model, shared=membership.world_size > 1)
         buckets = GradientBuckets(
             model.named_parameters(),
@@ -102,6 +105,7 @@ def assemble(
             bucket_bytes=int(recipe.reducer.bucket_mib * _MIB),
             rider_slots=RIDER_SLOTS + buffers.num_averaged,
             layers=recipe.statistics.layers or "layers" in recipe.batch.needs,
+            preconditioner=preconditioner,
         )
         resources.callback(buckets.close)
         tell = Teller(observer, state, first=reducer.rank == 0)
@@ -150,6 +154,7 @@ def assemble(
                 minimum=minimum,
                 share=share,
                 curvature=curvature,
+                preconditioner=preconditioner,
             ),
             scoring=Scoring(
                 model,
