@@ -396,6 +396,7 @@ class TrainingRun:
                     kind=self.recipe.batch.kind,
                     old_batch=state.global_batch,
                     progress=self.progress,
+                    expected=self._measuring.forecast(decision, observation),
                 )
             )
         state.global_batch = decision.global_batch
