@@ -40,9 +40,7 @@ OURS: dict[str, dict[str, Any]] = {
 """Loops of ours and what each changes in the recipe."""
 
 _OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
-    "sgd": lambda parameters: torch.optim.SGD(
-        parameters, lr=0.01, momentum=0.9, weight_decay=1e-4
-    ),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9, weight_decay=1e-4),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-4, weight_decay=1e-4),
 }
 
