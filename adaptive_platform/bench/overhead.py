@@ -57,7 +57,7 @@ class Measurement:
 
     case: str
     unit: str
-    """`s/step`, or `MiB` of one process."""
+    """`s/step`, `CPU s/step` of one process with all its threads, or `MiB` of one process."""
     values: Mapping[str, Sequence[float]]
     """Of each loop; the same index was measured in the same round of turns."""
     notes: Sequence[str] = field(default=())
@@ -69,7 +69,8 @@ def overhead(*, quick: bool, case: str = "") -> tuple[list[Row], list[str]]:
 
     2 workers of one thread, 32 images of 32x32 each, data in memory, fixed batch. `GSNR of layers`
     measures norms of each layer in each tenth step, `GSNR of elements` takes norms at every step
-    and refreshes VRGD's ratios in each tenth. fairscale's AdaScale and AdaptDL's estimator run
+    and refreshes VRGD's ratios in each tenth. CPU time is what a process used, so it hardly sees
+    other programs on the machine, nor any wait. fairscale's AdaScale and AdaptDL's estimator run
     around DDP where they are installed. Memory is the peak of a fresh process per loop.
 
     Args:
@@ -86,7 +87,8 @@ def overhead(*, quick: bool, case: str = "") -> tuple[list[Row], list[str]]:
     if case and case not in names:
         raise UserError(f"--case = {case}: must be one of {', '.join(names)}.")
     chosen = [case] if case else names[:1] if quick else names
-    found = [measure(name, _QUICK_SECONDS if quick else _SECONDS) for name in chosen]
+    seconds = _QUICK_SECONDS if quick else _SECONDS
+    found = [measurement for name in chosen for measurement in measure(name, seconds)]
     rows = [row for measurement in found for row in overhead_rows(measurement)]
     return rows, list(dict.fromkeys(note for m in found for note in m.notes))
 
@@ -96,8 +98,8 @@ def all_cases() -> list[str]:
     return [name + kind for kind in ("", _MEMORY) for name in CASES]
 
 
-def measure(case: str, seconds: float) -> Measurement:
-    """Measure one case.
+def measure(case: str, seconds: float) -> list[Measurement]:
+    """Measure one case: its peak memory, or its wall and CPU times.
 
     Args:
         case: One of `CASES`, or that with `-memory`.
@@ -115,9 +117,12 @@ def measure(case: str, seconds: float) -> Measurement:
             arm: [max(run_group(WORKERS, _peak_mib, model, optimizer, arm)) for _ in range(2)]
             for arm in arms
         }
-        return Measurement(case=case, unit="MiB", values=peaks, notes=notes)
-    times = run_group(WORKERS, _take_turns, model, optimizer, theirs, seconds)[0]
-    return Measurement(case=case, unit="s/step", values=times, notes=notes)
+        return [Measurement(case=case, unit="MiB", values=peaks, notes=notes)]
+    wall, cpu = run_group(WORKERS, _take_turns, model, optimizer, theirs, seconds)[0]
+    return [
+        Measurement(case=case, unit="s/step", values=wall, notes=notes),
+        Measurement(case=case, unit="CPU s/step", values=cpu, notes=notes),
+    ]
 
 
 def overhead_rows(measurement: Measurement) -> list[Row]:
@@ -156,15 +161,16 @@ def _loop(
 
 def _take_turns(
     membership: Membership, model: str, optimizer: str, theirs: list[str], seconds: float
-) -> dict[str, list[float]]:
-    """Seconds of each step of each loop, as rank 0 saw them."""
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Wall and CPU seconds of each step of each loop, as rank 0 saw them."""
     _default_group(membership)
     names = ["bare", *OURS, *theirs]
     loops = [
         _loop(membership, model, optimizer, name, generation)
         for generation, name in enumerate(names, start=1)
     ]
-    times: dict[str, list[float]] = {name: [] for name in names}
+    wall: dict[str, list[float]] = {name: [] for name in names}
+    cpu: dict[str, list[float]] = {name: [] for name in names}
     go_on = torch.ones(1)
     for loop in loops * 2:  # The first two steps of each set things up.
         next(loop)
@@ -175,15 +181,16 @@ def _take_turns(
         for at in range(len(names)):
             index = (at + turn) % len(names)
             dist.barrier()
-            begun = time.perf_counter()
+            begun, used = time.perf_counter(), time.process_time()
             next(loops[index])
             dist.barrier()
-            times[names[index]].append(time.perf_counter() - begun)
+            cpu[names[index]].append(time.process_time() - used)
+            wall[names[index]].append(time.perf_counter() - begun)
         turn += 1
         go_on.fill_(time.perf_counter() - started < seconds)
         dist.broadcast(go_on, src=0)
     dist.destroy_process_group()
-    return times
+    return wall, cpu
 
 
 def _peak_mib(membership: Membership, model: str, optimizer: str, arm: str) -> float:

@@ -96,7 +96,7 @@ def assemble(
         if isinstance(optimizer, ListeningOptimizer):
             resources.callback(optimizer.close)
         preconditioner = None
-        if recipe.optimizer.keeps_squares and recipe.statistics.preconditioned is not False:
+        if _through_preconditioner(recipe):
             preconditioner = AdamPreconditioner(optimizer)
         buffers = SharedBuffers(model, shared=membership.world_size > 1)
         buckets = GradientBuckets(
@@ -184,11 +184,15 @@ def _first_state(recipe: Recipe, size: int, minimum: int, data_config: DataConfi
         base_batch=recipe.lr_rule.base_batch or recipe.batch.global_batch,
         global_batch=recipe.batch.global_batch,
         loss_scale=recipe.precision.first_scale(),
-        estimator=recipe.statistics.build(),
+        estimator=recipe.statistics.build(preconditioned=_through_preconditioner(recipe)),
         controller=recipe.batch.build(),
         ledger=BrokenLedger(size, data_config.max_broken_share),
         variance=recipe.vr.build(for_betas=recipe.optimizer.keeps_squares) if recipe.vr else None,
     )
+
+
+def _through_preconditioner(recipe: Recipe) -> bool:
+    return recipe.optimizer.keeps_squares and recipe.statistics.preconditioned is not False
 
 
 def _device_of(model: nn.Module) -> torch.device:

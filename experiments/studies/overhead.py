@@ -22,25 +22,27 @@ from adaptive_platform.bench.overhead import CASES, Measurement, all_cases, meas
 from adaptive_platform.bench.rows import median_interval
 
 HERE = Path(__file__).parent
-ROUNDED = {"s/step": 3, "MiB": 0}
+ROUNDED = {"s/step": 3, "CPU s/step": 3, "MiB": 0}
+TITLES = {"s/step": "time per step", "CPU s/step": "CPU time per step", "MiB": "peak memory"}
 
 
-def read(path: Path) -> dict[str, Measurement]:
+def read(path: Path) -> list[Measurement]:
     """All lines of the file, those of a case joined in the order in which they were measured."""
-    found: dict[str, Measurement] = {}
+    found: dict[tuple[str, str], Measurement] = {}
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     for line in map(json.loads, lines):
-        before = found.get(line["case"])
+        key = line["case"], line["unit"]
+        before = found.get(key)
         values = dict(before.values) if before else {}
         for arm, more in line["values"].items():
             values[arm] = [*values.get(arm, []), *more]
-        found[line["case"]] = Measurement(
+        found[key] = Measurement(
             case=line["case"],
             unit=line["unit"],
             values=values,
             notes=[*(before.notes if before else ()), *line["notes"]],
         )
-    return found
+    return sorted(found.values(), key=lambda m: list(all_cases()).index(m.case))
 
 
 def table(measurement: Measurement) -> str:
@@ -61,7 +63,8 @@ def table(measurement: Measurement) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-def page(found: dict[str, Measurement]) -> str:
+def page(found: list[Measurement]) -> str:
+    cases = list(dict.fromkeys(measurement.case for measurement in found))
     parts = [
         "# What the loop and its statistics cost\n\n"
         "Two processes of one thread each take turns, step by step, between a bare PyTorch DDP "
@@ -72,15 +75,17 @@ def page(found: dict[str, Measurement]) -> str:
         "after the other, with the interval of that median by order statistics, so "
         "whatever the distribution. "
         "A block is one step, or ten where only each tenth step does more. Memory is the peak "
-        "resident size of a fresh process per loop.\n\n"
+        "resident size of a fresh process per loop. CPU time is what one process used, all threads "
+        "together: it hardly sees other programs on the machine, which this one had, nor any "
+        "wait.\n\n"
         "```bash\n"
-        + "\n".join(f"python experiments/studies/overhead.py --case {case}" for case in found)
+        + "\n".join(f"python experiments/studies/overhead.py --case {case}" for case in cases)
         + "\n```\n\nThe same as a command, without keeping the single steps: "
         "`adaptive-platform bench overhead --case resnet18`.\n"
     ]
-    for case, measurement in found.items():
-        model, optimizer = CASES[case.removesuffix("-memory")]
-        what = "peak memory" if case.endswith("-memory") else "time per step"
+    for measurement in found:
+        model, optimizer = CASES[measurement.case.removesuffix("-memory")]
+        what = TITLES[measurement.unit]
         parts.append(f"\n## {model}, {optimizer}: {what}\n\n{table(measurement)}\n")
         parts += [f"\n{note}\n" for note in dict.fromkeys(measurement.notes)]
     return "".join(parts)
@@ -94,11 +99,11 @@ def main() -> None:
     options = parser.parse_args()
     path = options.out / "overhead.jsonl"
     if options.case:
-        new = measure(options.case, options.seconds)
-        values = {arm: [round(v, 5) for v in found] for arm, found in new.values.items()}
-        line = {"case": new.case, "unit": new.unit, "notes": list(new.notes), "values": values}
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            for new in measure(options.case, options.seconds):
+                values = {arm: [round(v, 5) for v in found] for arm, found in new.values.items()}
+                line = {"case": new.case, "unit": new.unit, "notes": new.notes, "values": values}
+                file.write(json.dumps(line) + "\n")
     text = page(read(path))
     (options.out / "overhead.md").write_text(text, encoding="utf-8")
     print(text)

@@ -101,7 +101,7 @@ def test_the_command_prints_one_object_a_line_and_refuses_unknown_cases(monkeypa
         values={"bare": TURNS, "loop": TURNS},
         notes=["adaptdl: not measured (it is not there)"],
     )
-    monkeypatch.setattr(overhead, "measure", lambda case, seconds: turns)
+    monkeypatch.setattr(overhead, "measure", lambda case, seconds: [turns])
     result = CliRunner().invoke(app, ["bench", "overhead", "--quick", "--json"])
     (line,) = result.stdout.strip().splitlines()
     assert set(json.loads(line)) == {

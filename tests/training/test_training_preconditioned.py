@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ ADAM = {
     "lr_rule": {"kind": "adascale", "base_batch": 4},
     "batch": {"kind": "fixed", "global_batch": 16},
     "microbatch": 4,
+    "statistics": {"every": 1},
 }
 
 
@@ -49,8 +51,9 @@ def moments_step_by_step(steps, data, build):
 
 def test_the_estimates_are_those_of_the_published_formula():
     data = Points(160)
-    half_life = {"statistics": {"half_life_samples": 1}}  # what is read is nearly the step's own
-    outcome = train(recipe("stop.epochs=1", **ADAM, **half_life), world_size=4, data=data)[0]
+    # Forgets all but the step's own.
+    config = ADAM | {"statistics": {"every": 1, "half_life_samples": 1}}
+    outcome = train(recipe("stop.epochs=1", **config), world_size=4, data=data)[0]
     # Four workers with one micro-batch each, so the ids of a worker are a micro-batch.
     steps = [(r, r.sample_ids) for r in outcome.watcher.steps]
     assert len(steps) > 7
@@ -110,7 +113,7 @@ def test_a_resumed_run_measures_on_bit_for_bit(tmp_path):
 
 def test_layers_add_up_and_one_sample_is_differenced_through_it():
     layers = train(
-        recipe("stop.epochs=1", **ADAM, statistics={"layers": True}), world_size=2, data=Points(160)
+        recipe("stop.epochs=1", "statistics.layers=true", **ADAM), world_size=2, data=Points(160)
     )[0]
     state = layers.run.state.estimator.state_dict()
     assert state["preconditioned"] == 1
@@ -123,8 +126,18 @@ def test_layers_add_up_and_one_sample_is_differenced_through_it():
 
 
 def test_it_can_be_switched_off_and_other_optimizers_have_none():
-    plain = recipe("stop.epochs=1", **ADAM, statistics={"preconditioned": False})
+    plain = recipe("stop.epochs=1", "statistics.preconditioned=false", **ADAM)
     outcome = train(plain, world_size=2, data=Points(160))[0]
     assert not any(r.preconditioned for r in outcome.watcher.steps)
     sgd = train(recipe("stop.steps=8", "microbatch=2"), world_size=2)[0]
     assert not any(r.preconditioned for r in sgd.watcher.steps)
+
+
+def test_by_default_it_is_measured_in_each_fifth_step():
+    config = {name: value for name, value in ADAM.items() if name != "statistics"}
+    outcome = train(recipe("stop.epochs=1", **config), world_size=2, data=Points(160))[0]
+    seen = [r.noise_trace for r in outcome.watcher.steps]
+    assert [one != other for one, other in pairwise(seen)][:10] == [False] * 4 + [True] + [
+        False
+    ] * 4 + [True]
+    assert [r.preconditioned for r in outcome.watcher.steps[:7]] == [False] * 5 + [True] * 2
