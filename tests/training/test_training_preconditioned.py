@@ -112,9 +112,7 @@ def test_a_resumed_run_measures_on_bit_for_bit(tmp_path):
 
 
 def test_layers_add_up_and_one_sample_is_differenced_through_it():
-    layers = train(
-        recipe("stop.epochs=1", "statistics.layers=true", **ADAM), world_size=2, data=Points(160)
-    )[0]
+    layers = train(recipe("stop.epochs=1", **ADAM), world_size=2, data=Points(160))[0]
     state = layers.run.state.estimator.state_dict()
     assert state["preconditioned"] == 1
     assert sum(state["layer_noise"]) == pytest.approx(state["noise_trace"], rel=1e-5)
