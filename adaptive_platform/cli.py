@@ -134,6 +134,7 @@ def recipes() -> None:
 class _Bench(str, Enum):
     overhead = "overhead"
     collectives = "collectives"
+    optimizers = "optimizers"
 
 
 @app.command()
@@ -151,6 +152,7 @@ def bench(
     from rich.console import Console
 
     from adaptive_platform.bench.collectives import collectives
+    from adaptive_platform.bench.optimizers import optimizers
     from adaptive_platform.bench.overhead import overhead
     from adaptive_platform.bench.rows import Row, print_rows
 
@@ -159,6 +161,7 @@ def bench(
     measures: dict[_Bench, Callable[..., list[Row]]] = {
         _Bench.overhead: overhead,
         _Bench.collectives: partial(collectives, out=out),
+        _Bench.optimizers: optimizers,
     }
     print_rows(measures[name](quick=quick), as_json=as_json, console=Console())
 
