@@ -154,6 +154,25 @@ def replay(
 
 
 @app.command()
+def dashboards(
+    out: Annotated[str, typer.Argument(help="Folder to write to.")] = "dashboards",
+) -> None:
+    """Write Grafana dashboards and Prometheus alert rules for the live metrics."""
+    from pathlib import Path
+
+    from adaptive_platform.report.dashboards import dashboard_files
+
+    for name, text in dashboard_files().items():
+        path = Path(out) / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{path}: can't be written ({error.strerror or error}).") from None
+        typer.echo(str(path))
+
+
+@app.command()
 def recipes() -> None:
     """List the shipped recipes."""
     from adaptive_platform.recipe import shipped_recipes

@@ -38,6 +38,7 @@ def launch(
     console: Console | None = None,
     command_time: float | None = None,
     watch: Callable[[list[Message]], bool] | None = None,
+    sweep: str = "",
     **brought: Any,
 ) -> RunResult:
     """Run a recipe on Ray to its end.
@@ -49,6 +50,7 @@ def launch(
             account; now where None.
         watch: Sees the messages of the workers a few times a second; the workers save and leave
             once it has returned True.
+        sweep: Name of the sweep that the run is a trial of, for its metrics.
         **brought: The user's own `model`, `train_data`, `eval_data`, `classes`, `loss`, as in
             `worker.Job`.
 
@@ -69,7 +71,8 @@ def launch(
     with directory.cleared_if_unused(), ray_session(recipe) as session:
         monitor.mark("ray", time.time())
         scaling = resources_for(recipe, session)
-        mailbox = open_mailbox()
+        run = recipe.name if sweep else directory.path.rstrip("/").rsplit("/", 1)[-1]
+        mailbox = open_mailbox({"run": run, "recipe": recipe.name, "sweep": sweep})
         job = Job(
             recipe=recipe,
             run_dir=directory.path,

@@ -20,6 +20,7 @@ from adaptive_platform.storage import exists, join, open_location
 
 if TYPE_CHECKING:
     from adaptive_platform.recipe import Recipe
+    from adaptive_platform.sweeps.config import Sweep
 
 __all__ = ["STOP_NAME", "SweepTrial", "run_dir_of"]
 
@@ -164,9 +165,11 @@ class _Run:
 
     def _work(self, fields: dict[str, Any]) -> None:
         from adaptive_platform.cluster.launch import launch
+        from adaptive_platform.sweeps.config import read_sweep
 
         try:
-            result = launch(self._recipe(fields), watch=self._watch)
+            sweep = read_sweep(self._sweep_dir)
+            result = launch(self._recipe(sweep, fields), watch=self._watch, sweep=sweep.name)
         except Exception as error:
             self._reports.put(TrialFailedError(str(error)))
             return
@@ -179,10 +182,7 @@ class _Run:
         else:
             self._reports.put(TrialFailedError(result.message))
 
-    def _recipe(self, fields: dict[str, Any]) -> Recipe:
-        from adaptive_platform.sweeps.config import read_sweep
-
-        sweep = read_sweep(self._sweep_dir)
+    def _recipe(self, sweep: Sweep, fields: dict[str, Any]) -> Recipe:
         name = f"{sweep.name}-{self._dir.rsplit('/', 1)[-1]}"
         where = {"resume": self._dir} if _can_go_on(self._dir) else {"out": self._dir}
         return sweep.recipe_of(fields).model_copy(update={"name": name, **where})
