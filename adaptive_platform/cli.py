@@ -135,13 +135,17 @@ def replay(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Its other fields.")
     ] = None,
+    out: Annotated[str, typer.Option(help="Also draw it: a file that ends in .html or .png.")] = "",
 ) -> None:
     """Say what another batch controller would have done with a run's recorded noise."""
     from rich.console import Console
     from rich.table import Table
 
+    from adaptive_platform.report.plots import check_plot_path, write_plots
     from adaptive_platform.training.replaying import replay_run
 
+    if out:
+        check_plot_path(out, "--out")
     found = replay_run(run_dir, controller, settings or [])
     for line in found.lines():
         typer.echo(line)
@@ -151,6 +155,9 @@ def replay(
         numbers = (course.steps, course.samples, seconds, course.changes, course.final_batch)
         table.add_row(course.name, *map(str, numbers))
     Console().print(table)
+    if out:
+        write_plots(found.plots, out, f"{controller}, replayed on {run_dir}")
+        typer.echo(out)
 
 
 @app.command()

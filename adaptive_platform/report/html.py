@@ -10,15 +10,21 @@ from typing import Any
 
 from adaptive_platform.errors import UserError
 from adaptive_platform.report.figures import Panel, panels
+from adaptive_platform.report.gains import decision_gains
 from adaptive_platform.report.headline import key_figures, recipe_differences, sentences
 from adaptive_platform.report.run_data import RunData, labels
 from adaptive_platform.report.series import AXES, AXIS_TITLES, colour, column
-from adaptive_platform.report.wording import count
+from adaptive_platform.report.wording import count, expected_and_realised
 from adaptive_platform.storage import open_location, write_bytes
 
 __all__ = ["page", "render_html", "table", "write_html"]
 
 _MOST_DECISIONS = 300
+_COSTS = (
+    "Steps, samples and seconds: what the same progress costs after the change, as a factor on "
+    "before; expected when it was decided → realised until the next change. Progress is counted in "
+    "scale-invariant steps (AdaScale)."
+)
 
 _STYLE = """
 :root { color-scheme: light; }
@@ -255,6 +261,7 @@ def _decisions(runs: Sequence[RunData], names: Sequence[str]) -> str:
     rows, kept = [], 0
     for at, (run, name) in enumerate(zip(runs, names, strict=True)):
         changed = column(run.decisions, "old_batch") != column(run.decisions, "new_batch")
+        gains = decision_gains(run)
         kept += int((~changed).sum())
         rows += [
             [
@@ -263,18 +270,22 @@ def _decisions(runs: Sequence[RunData], names: Sequence[str]) -> str:
                 count(row.get("samples_seen")),
                 f"{count(row.get('old_batch'))} → {count(row.get('new_batch'))}",
                 html.escape(str(row.get("reason", ""))),
+                *(expected_and_realised(gain, name) for name in ("steps", "samples", "seconds")),
                 html.escape(_readable(row.get("inputs"))),
                 html.escape(_readable(row.get("candidates"))),
             ]
-            for row in run.decisions[changed].to_dict("records")
+            for row, gain in zip(run.decisions[changed].to_dict("records"), gains, strict=True)
         ]
     told = f"{count(kept)} more decisions kept the batch as it was." if kept else ""
     if len(rows) > _MOST_DECISIONS:
         told += f" The last {_MOST_DECISIONS} of {count(len(rows))} changes are shown."
         rows = rows[-_MOST_DECISIONS:]
-    head = ["step", "samples seen", "batch", "reason", "inputs", "candidates"]
+    costs = ("steps", "samples", "seconds")
+    head = ["step", "samples seen", "batch", "reason", *costs, "inputs", "candidates"]
     head = ["run", *head] if len(runs) > 1 else head
     told_of = table(head, rows) if rows else "<p>The batch was never changed by a decision.</p>"
+    if rows:
+        told = f"{_COSTS} {told}"
     note = f'<p class="note">{told}</p>' if told else ""
     return f"<h2>Decisions</h2>{told_of}{note}"
 

@@ -96,6 +96,12 @@ class DecisionRecord:
     """What the controller was told, as JSON."""
     candidates: str = "[]"
     """What it chose from and how each scored, as JSON."""
+    predicted_gain: float | None = None
+    """What a step at the new batch should be worth, in steps at the old one, by the noise known
+    then; None where the batch stays or noise was not known."""
+    predicted_slowdown: float | None = None
+    """How long a step at the new batch should take, in steps at the old one, by the speed known
+    then; None where the batch stays or no step was timed."""
     time: float = 0.0
     """When, in seconds since 1970."""
 
