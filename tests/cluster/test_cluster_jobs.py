@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -90,20 +91,29 @@ class Cluster:
 
     def workers(self) -> list[str]:
         """Processes of this cluster that train."""
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                title = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                ours = self._token in (folder / "environ").read_bytes().decode(errors="replace")
-            except OSError:
-                continue
-            if ours and title.startswith("ray::") and "TrainWorker" in title:
-                found.append(title)
-        return found
+        return [title for title in self._processes().values() if "TrainWorker" in title]
 
     def close(self) -> None:
+        """End the node and whatever it started."""
         os.killpg(self._head.pid, signal.SIGTERM)
+        deadline = time.monotonic() + 10
+        while self._processes() and time.monotonic() < deadline:
+            self._head.poll()
+            time.sleep(0.2)
+        for number in self._processes():
+            with suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
         self._head.wait(30)
+
+    def _processes(self) -> dict[int, str]:
+        """Processes with this cluster's token in their environment, and what they are called."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if self._token.encode() in (folder / "environ").read_bytes():
+                    title = (folder / "cmdline").read_bytes().replace(b"\0", b" ")
+                    found[int(folder.name)] = title.decode(errors="replace")
+        return found
 
 
 @pytest.fixture(scope="module")
