@@ -161,6 +161,27 @@ def replay(
 
 
 @app.command()
+def doctor(
+    address: Annotated[
+        str | None, typer.Option(help="Ray cluster to look at, such as `auto`.")
+    ] = None,
+    out: Annotated[str, typer.Option(help="Where runs are to be written.")] = "runs",
+) -> None:
+    """Check this machine, the cluster and the services around it; exit code 1 if runs will fail."""
+    from rich.console import Console
+
+    from adaptive_platform.cluster.doctor import examine
+
+    console, bad = Console(), False
+    for finding in examine(address, out):
+        bad = bad or finding.state == "bad"
+        fix = f"\n{'':16}→ {finding.fix}" if finding.fix else ""
+        line = f"{finding.state:5}{finding.what:16}{finding.found}{fix}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    raise typer.Exit(int(bad))
+
+
+@app.command()
 def dashboards(
     out: Annotated[str, typer.Argument(help="Folder to write to.")] = "dashboards",
 ) -> None:
