@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from enum import Enum
 from typing import Annotated
 
@@ -227,23 +226,28 @@ def bench(
     out: Annotated[
         str, typer.Option(help="collectives: file for the links that `reducer.links` reads.")
     ] = "",
+    case: Annotated[
+        str, typer.Option(help="overhead: only this case, such as resnet18 or resnet18-memory.")
+    ] = "",
 ) -> None:
     """Measure ours against a baseline, in turn within one run."""
-    from functools import partial
-
     from rich.console import Console
 
     from adaptive_platform.bench.collectives import collectives
     from adaptive_platform.bench.overhead import overhead
-    from adaptive_platform.bench.rows import Row, print_rows
+    from adaptive_platform.bench.rows import print_rows
 
     if out and name is not _Bench.collectives:
         raise UserError(f"--out = {out}: only `bench collectives` writes a file.")
-    measures: dict[_Bench, Callable[..., list[Row]]] = {
-        _Bench.overhead: overhead,
-        _Bench.collectives: partial(collectives, out=out),
-    }
-    print_rows(measures[name](quick=quick), as_json=as_json, console=Console())
+    if case and name is not _Bench.overhead:
+        raise UserError(f"--case = {case}: only `bench overhead` has cases.")
+    if name is _Bench.overhead:
+        rows, notes = overhead(quick=quick, case=case)
+    else:
+        rows, notes = collectives(quick=quick, out=out), []
+    print_rows(rows, as_json=as_json, console=Console())
+    for note in notes:
+        print(note, file=sys.stderr)
 
 
 class _Plan(str, Enum):

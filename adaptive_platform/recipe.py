@@ -195,6 +195,12 @@ def _clashes(recipe: Recipe) -> Iterator[str]:
             "gradients reduced by GSNR go with a first-order optimizer, such as lars."
         )
     yield from _sync_clashes(recipe)
+    if recipe.statistics.preconditioned and not recipe.optimizer.keeps_squares:
+        yield (
+            f"statistics.preconditioned = true: optimizer.kind = {recipe.optimizer.kind} keeps no "
+            "average of squared gradients to measure noise through; must be false or left away, or "
+            "use adamw or lamb."
+        )
     if isinstance(rule, LegwConfig):
         warmup = schedule.warmup
         matches = warmup.unit is not Unit.EPOCHS or warmup.value == rule.warmup_epochs

@@ -25,6 +25,7 @@ class Rates:
 
     def __init__(self, recipe: Recipe, optimizer: Optimizer, state: RunState) -> None:
         self._recipe = recipe
+        self._rule = recipe.lr_rule.chosen(for_betas=recipe.optimizer.keeps_squares)
         self._optimizer = optimizer
         self._state = state
 
@@ -39,6 +40,10 @@ class Rates:
         unit = recipe.stop.horizon.unit
         return schedule_time(self._state.progress, unit, recipe.lr_rule.clock, self.base_batch)
 
+    def advance(self, gain: float) -> float:
+        """Scale-invariant length of a step of that gain, in steps of the base batch."""
+        return self._rule.advance(gain)
+
     def apply(self, batch: int, summary: GradientSummary) -> float:
         """Set learning rate and momentum for a step of `batch` samples; returns the former.
 
@@ -47,7 +52,7 @@ class Rates:
             summary: What is known of the gradients' noise, this step's included.
         """
         recipe, state = self._recipe, self._state
-        rule = recipe.lr_rule.factor(batch, self.base_batch, summary, state.progress)
+        rule = self._rule.factor(batch, self.base_batch, summary, state.progress)
         factor = rule * state.controller.lr_factor
         scheduled = recipe.schedule.factor(self.schedule_time(), recipe.stop.horizon.value)
         lr = recipe.optimizer.lr * factor * scheduled
