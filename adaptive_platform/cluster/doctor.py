@@ -62,31 +62,22 @@ def examine(address: str | None, out: str) -> Iterator[Finding]:
 
 
 def _python() -> Finding:
-    version = platform.python_version()
-    if sys.version_info < (3, 10):
-        return Finding("Python", "bad", version, "install Python 3.10 or newer")
-    return Finding("Python", "ok", f"{version} in {sys.prefix}")
+    return Finding("Python", "ok", f"{platform.python_version()} in {sys.prefix}")
 
 
 def _torch() -> Finding:
     import torch
 
-    version = f"torch {torch.__version__}"
+    version, cuda = f"torch {torch.__version__}", torch.version.cuda
     if not torch.cuda.is_available():
-        built = (
-            "a CPU build" if torch.version.cuda is None else f"built for CUDA {torch.version.cuda}"
-        )
-        fix = "" if torch.version.cuda is None else "check the driver with nvidia-smi"
+        built = "a CPU build" if cuda is None else f"built for CUDA {cuda}"
+        fix = "" if cuda is None else "where there is a GPU, look at its driver with nvidia-smi"
         return Finding("torch", "note", f"{version}, {built}, no GPU is seen: Gloo on CPUs", fix)
-    nccl = (
-        ".".join(map(str, torch.cuda.nccl.version()))
-        if torch.distributed.is_nccl_available()
-        else ""
-    )
     cards = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
-    if not nccl:
+    if not torch.distributed.is_nccl_available():
         return Finding("torch", "bad", f"{version}, {cards}, no NCCL", "install a build with NCCL")
-    return Finding("torch", "ok", f"{version}, {cards}, CUDA {torch.version.cuda}, NCCL {nccl}")
+    nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    return Finding("torch", "ok", f"{version}, {cards}, CUDA {cuda}, NCCL {nccl}")
 
 
 def _ray() -> Finding:
@@ -101,9 +92,8 @@ def _ray() -> Finding:
 
 def _cluster(address: str | None) -> Finding:
     if not address or address == "local":
-        return Finding(
-            "cluster", "ok", f"none named: runs start a Ray of {os.cpu_count()} CPUs here"
-        )
+        cpus = os.cpu_count()
+        return Finding("cluster", "ok", f"none named: runs start a Ray of {cpus} CPUs here")
     import ray
 
     from adaptive_platform.cluster.ray_session import probe
