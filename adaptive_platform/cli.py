@@ -160,6 +160,46 @@ def replay(
 
 
 @app.command()
+def doctor(
+    address: Annotated[
+        str | None, typer.Option(help="Ray cluster to look at, such as `auto`.")
+    ] = None,
+    out: Annotated[str, typer.Option(help="Where runs are to be written.")] = "runs",
+) -> None:
+    """Check this machine, the cluster and the services around it; exit code 1 if runs will fail."""
+    from rich.console import Console
+
+    from adaptive_platform.cluster.doctor import examine
+
+    console, bad = Console(), False
+    for finding in examine(address, out):
+        bad = bad or finding.state == "bad"
+        fix = f"\n{'':16}→ {finding.fix}" if finding.fix else ""
+        line = f"{finding.state:5}{finding.what:16}{finding.found}{fix}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    raise typer.Exit(int(bad))
+
+
+@app.command()
+def dashboards(
+    out: Annotated[str, typer.Argument(help="Folder to write to.")] = "dashboards",
+) -> None:
+    """Write Grafana dashboards and Prometheus alert rules for the live metrics."""
+    from pathlib import Path
+
+    from adaptive_platform.report.dashboards import dashboard_files
+
+    for name, text in dashboard_files().items():
+        path = Path(out) / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{path}: can't be written ({error.strerror or error}).") from None
+        typer.echo(str(path))
+
+
+@app.command()
 def recipes() -> None:
     """List the shipped recipes."""
     from adaptive_platform.recipe import shipped_recipes

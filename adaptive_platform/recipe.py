@@ -22,6 +22,7 @@ from adaptive_platform.gradients.precision import PrecisionConfig
 from adaptive_platform.models import ModelConfig
 from adaptive_platform.optimizers import AnyOptimizer, AnySchedule
 from adaptive_platform.progress import Duration, Unit
+from adaptive_platform.report.trackers import TrackerKind
 from adaptive_platform.settings import Settings, user_error
 from adaptive_platform.statistics import StatisticsConfig, VarianceReductionConfig
 from adaptive_platform.sync import AnySync, EveryStepConfig
@@ -84,6 +85,8 @@ class ReportConfig(Settings):
     """Records are written to the run directory at least this often."""
     html: bool = True
     """Write `report.html` at the end."""
+    trackers: tuple[TrackerKind, ...] = ()
+    """Where scalars go as well: `tensorboard` (files in the run directory), `mlflow`, `wandb`."""
 
 
 class Recipe(Settings):
