@@ -17,7 +17,6 @@ from adaptive_platform.errors import UserError
 from adaptive_platform.gradients.loss import SampleLoss
 from adaptive_platform.models import average_normalization
 from adaptive_platform.statistics.hessian import hessian_vector_product, power_iteration
-from adaptive_platform.training.evaluation import microbatch_to
 
 __all__ = ["PROBE_SAMPLES", "Curvature"]
 
@@ -102,7 +101,7 @@ class Curvature:
         batches = evaluation_batches(
             self._probe, self._config, reducer.rank, reducer.world_size, PROBE_SAMPLES
         )
-        return [microbatch_to(batch, device, self._memory_format) for batch in batches]
+        return [batch.on(device, self._memory_format) for batch in batches]
 
 
 class _Chosen(Samples):
