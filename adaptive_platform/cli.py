@@ -60,6 +60,46 @@ def train(
 
 
 @app.command()
+def sweep(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SWEEP] [FIELD=VALUE]...",
+            help="A shipped sweep or a YAML file, then fields of the sweep (budget.trials=4) or of "
+            "all its trials' recipes (stop.epochs=2). `resume=DIR` goes on with a sweep.",
+        ),
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Ray cluster to join, such as `auto`; a local Ray if absent.")
+    ] = None,
+) -> None:
+    """Run many trials of a recipe and find its best settings; list the shipped sweeps if none."""
+    from rich.console import Console
+
+    from adaptive_platform.sweeps.config import load_sweep, shipped_sweeps
+
+    source, overrides = split_words(words or [])
+    if address is not None:
+        overrides.append(f"address={address}")
+    resumed = [word.partition("=")[2] for word in overrides if word.startswith("resume=")]
+    if source is None and not resumed:
+        _list(shipped_sweeps())
+        return
+    from adaptive_platform.sweeps.launch import resume_sweep, run_sweep
+
+    if resumed:
+        if source is not None or len(overrides) > 1 + (address is not None):
+            raise UserError("resume: a sweep goes on as it began; leave the other words away.")
+        found = resume_sweep(resumed[0]).model_copy(update={"address": address})
+    else:
+        found = load_sweep(source or "", overrides)
+    result = run_sweep(found, resume=resumed[0] if resumed else None, console=Console())
+    if result.exit_code == 1:
+        typer.echo("failed: every trial failed", err=True)
+    raise typer.Exit(result.exit_code)
+
+
+@app.command()
 def report(
     run_dirs: Annotated[list[str], typer.Argument(metavar="RUN_DIR...", help="Run directories.")],
     out: Annotated[str, typer.Option(help="File to write.")] = "",
@@ -125,7 +165,10 @@ def recipes() -> None:
     """List the shipped recipes."""
     from adaptive_platform.recipe import shipped_recipes
 
-    found = shipped_recipes()
+    _list(shipped_recipes())
+
+
+def _list(found: dict[str, str]) -> None:
     width = max((len(name) for name in found), default=0)
     for name, description in found.items():
         typer.echo(f"{name:{width}}  {description}")

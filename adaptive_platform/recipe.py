@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -24,12 +24,13 @@ from adaptive_platform.optimizers import AnyOptimizer, AnySchedule
 from adaptive_platform.progress import Duration, Unit
 from adaptive_platform.settings import Settings, user_error
 from adaptive_platform.statistics import StatisticsConfig, VarianceReductionConfig
+from adaptive_platform.sync import AnySync, EveryStepConfig
+from adaptive_platform.sync.local_sgd import LocalSgdConfig
 
 __all__ = [
     "Recipe",
     "ReportConfig",
     "StopConfig",
-    "SyncConfig",
     "apply_overrides",
     "load_recipe",
     "parse_overrides",
@@ -70,13 +71,6 @@ class StopConfig(Settings):
             return Duration(float(self.steps), Unit.STEPS)
         assert self.epochs is not None
         return Duration(self.epochs, Unit.EPOCHS)
-
-
-class SyncConfig(Settings):
-    """How workers agree."""
-
-    kind: Literal["every_step"] = "every_step"
-    """`every_step`: gradients are summed over all workers in each optimizer step."""
 
 
 class ReportConfig(Settings):
@@ -143,8 +137,8 @@ class Recipe(Settings):
     """Worker losses after which the run gives up; it goes on from the newest checkpoint before."""
     reducer: AnyReducer
     """How gradients are summed over workers."""
-    sync: SyncConfig = SyncConfig()
-    """How workers agree."""
+    sync: AnySync = EveryStepConfig()
+    """How the workers' copies of the model are kept together."""
     precision: PrecisionConfig = PrecisionConfig()
     """Number formats."""
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -197,6 +191,7 @@ def _clashes(recipe: Recipe) -> Iterator[str]:
             f"vr: optimizer.kind = {recipe.optimizer.kind} preconditions with its own curvature; "
             "gradients reduced by GSNR go with a first-order optimizer, such as lars."
         )
+    yield from _sync_clashes(recipe)
     if isinstance(rule, LegwConfig):
         warmup = schedule.warmup
         matches = warmup.unit is not Unit.EPOCHS or warmup.value == rule.warmup_epochs
@@ -219,6 +214,29 @@ def _clashes(recipe: Recipe) -> Iterator[str]:
                 "holds no learning rates that could be corrected; must be keep or hold_noise, or "
                 "use optimizer.kind = lars with form = paper."
             )
+
+
+def _sync_clashes(recipe: Recipe) -> Iterator[str]:
+    sync = recipe.sync
+    if not sync.lets_copies_differ:
+        return
+    why = f"sync.kind = {sync.kind}: workers step with the gradients of their own samples"
+    if recipe.optimizer.needs_model:
+        yield (
+            f"{why}, but optimizer.kind = {recipe.optimizer.kind} shares its curvature between "
+            "workers in every step; must be a first-order optimizer, or sync.kind every_step."
+        )
+    if recipe.vr is not None:
+        yield (
+            f"{why}, so vr has no variance over workers to reduce them by; must be left out, or "
+            "sync.kind every_step."
+        )
+    starts_later = isinstance(sync, LocalSgdConfig) and sync.start.value > 0
+    if recipe.batch.needs & {"noise", "layers"} and not starts_later:
+        yield (
+            f"{why}, so the noise that batch.kind = {recipe.batch.kind} reads is not measured; "
+            "must be fixed or schedule, or sync.kind local_sgd with a later start."
+        )
 
 
 def shipped_recipes() -> dict[str, str]:

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from types import FrameType
@@ -37,6 +37,7 @@ def launch(
     *,
     console: Console | None = None,
     command_time: float | None = None,
+    watch: Callable[[list[Message]], bool] | None = None,
     **brought: Any,
 ) -> RunResult:
     """Run a recipe on Ray to its end.
@@ -46,6 +47,8 @@ def launch(
         console: Where people read; None for silence.
         command_time: When the user's command began, in seconds since 1970, for the start-up
             account; now where None.
+        watch: Sees the messages of the workers a few times a second; the workers save and leave
+            once it has returned True.
         **brought: The user's own `model`, `train_data`, `eval_data`, `classes`, `loss`, as in
             `worker.Job`.
 
@@ -76,7 +79,7 @@ def launch(
         )
         try:
             with _signals() as asked:
-                error = _run_trainer(job, scaling, monitor, asked)
+                error = _run_trainer(job, scaling, monitor, asked, watch)
         finally:
             if monitor.any_step:
                 directory.keep()
@@ -102,7 +105,13 @@ def _check_early(recipe: Recipe, brought: dict[str, Any]) -> None:
         recipe.data.open()
 
 
-def _run_trainer(job: Job, scaling: Any, monitor: Monitor, asked: _Asked) -> BaseException | None:
+def _run_trainer(
+    job: Job,
+    scaling: Any,
+    monitor: Monitor,
+    asked: _Asked,
+    watch: Callable[[list[Message]], bool] | None,
+) -> BaseException | None:
     """Fit on a thread of its own, so that this one can show progress and take signals."""
     from ray import cloudpickle
     from ray.train import FailureConfig, RunConfig
@@ -135,16 +144,23 @@ def _run_trainer(job: Job, scaling: Any, monitor: Monitor, asked: _Asked) -> Bas
     thread = threading.Thread(target=fit, name="ray-train-fit", daemon=True)
     thread.start()
     passed_on = False
+
+    def take() -> None:
+        messages = _collect(job.mailbox)
+        monitor.take(messages)
+        if watch is not None and watch(messages) and not asked.exit_code:
+            asked.exit_code = 128 + signal.SIGTERM
+
     while thread.is_alive():
         thread.join(_POLL_SECONDS)
-        monitor.take(_collect(job.mailbox))
+        take()
         if asked.exit_code and not passed_on:
             passed_on = True
             job.mailbox.ask_to_stop.remote()
             monitor.say(
                 "stopping: the workers finish the step in hand and save; Ctrl-C again leaves now"
             )
-    monitor.take(_collect(job.mailbox))
+    take()
     return failure[0] if failure else None
 
 

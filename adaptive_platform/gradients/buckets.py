@@ -144,6 +144,7 @@ class GradientBuckets:
         self._microbatch_sqnorm = torch.zeros((), device=device)
         self._pending: list[Pending] = []
         self._launched = 0
+        self._alone = False
         self._started_microbatches = 0
         self._first = self._last = self._active = False
         self._square_weight = 0.0
@@ -162,15 +163,18 @@ class GradientBuckets:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def begin_step(self, *, measure: bool, squares: bool = False) -> None:
+    def begin_step(self, *, measure: bool, squares: bool = False, alone: bool = False) -> None:
         """Forget an unfinished step, if any, and expect the first micro-batch.
 
         Args:
             measure: Take the squared norm of each micro-batch's gradient.
+            alone: Sum the rider only: each worker keeps the gradient of its own samples. Equal on
+                all workers.
             squares: Also sum the squared elements of the micro-batches' gradients over all
                 workers, in buffers and messages of their own. Equal on all workers.
         """
         self._measure = measure
+        self._alone = alone
         self._active = False
         for bucket in self._buckets:
             bucket.squares, bucket.square_views = None, []
@@ -245,6 +249,8 @@ class GradientBuckets:
             for bucket in self._buckets:
                 bucket.gradient.zero_()
         self.used.copy_(torch.tensor(self._used_here))
+        if self._alone:
+            return self._finish_alone()
         self._launch(len(self._buckets))
         squares = [self._start(b.squares) for b in self._buckets if b.squares is not None]
         total = torch.zeros_like(self._microbatch_sqnorm)
@@ -256,10 +262,24 @@ class GradientBuckets:
         for pending in squares:
             pending.wait()
         self._pending = []
+        self._show()
+        return total
+
+    def _finish_alone(self) -> Tensor:
+        self._start(self._rider_all).wait()
+        # A parameter that only others used has no gradient here.
+        self.used.copy_(torch.tensor(self._used_here))
+        self._show()
+        return self.own_sqnorm()
+
+    def own_sqnorm(self) -> Tensor:
+        """Squared norm of what this worker's buckets hold: 0-dim float32."""
+        return torch.stack([_sqnorm(bucket.gradient) for bucket in self._buckets]).sum()
+
+    def _show(self) -> None:
         for bucket in self._buckets:
             for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                 parameter.grad = view
-        return total
 
     def abandon(self) -> None:
         """Give up the micro-batch in hand.
@@ -415,6 +435,8 @@ class GradientBuckets:
         return layers.sum()
 
     def _launch_ready(self) -> None:
+        if self._alone:
+            return
         # In bucket order on every worker, whatever the order of arrival; the last bucket waits
         # for `finish`, because the rider is complete only then.
         while self._launched < len(self._buckets) - 1 and not self._buckets[self._launched].missing:

@@ -20,6 +20,7 @@ from adaptive_platform.models import smallest_microbatch
 from adaptive_platform.optimizers import Exchange, ListeningOptimizer
 from adaptive_platform.progress import Progress
 from adaptive_platform.recipe import Recipe
+from adaptive_platform.training.copies import Copies, NodeReducer
 from adaptive_platform.training.curvature import Curvature
 from adaptive_platform.training.fitness import memory_format_of, refuse_sparse
 from adaptive_platform.training.measuring import Measuring
@@ -52,6 +53,7 @@ class Parts:
     measuring: Measuring
     scoring: Scoring
     persistence: Persistence
+    copies: Copies
     minimum: int
     """Fewest samples of a micro-batch that the model can train on."""
     memory_format: torch.memory_format
@@ -119,6 +121,9 @@ def assemble(
             seed=recipe.seed,
             memory_format=memory_format,
         )
+        node = NodeReducer(membership, recipe.reducer.timeout_seconds, reducer.device)
+        resources.callback(node.close)
+        copies = Copies(recipe.sync, model, optimizer, reducer, node, seed=recipe.seed)
         persistence = Persistence(
             store,
             recipe.checkpoint,
@@ -126,6 +131,7 @@ def assemble(
             optimizer,
             state,
             reducer,
+            copies=copies,
             kinds={"batch": recipe.batch.kind, "optimizer": recipe.optimizer.kind},
             classes=source.classes,
             tell=tell.event,
@@ -164,6 +170,7 @@ def assemble(
                 tell=tell,
             ),
             persistence=persistence,
+            copies=copies,
             minimum=minimum,
             memory_format=memory_format,
             resources=resources.pop_all(),

@@ -111,6 +111,7 @@ class TrainingRun:
         self._measuring = parts.measuring
         self._scoring = parts.scoring
         self._persistence = parts.persistence
+        self._copies = parts.copies
         self._minimum = parts.minimum
         self._memory_format = parts.memory_format
         self._resources = parts.resources
@@ -293,13 +294,15 @@ class TrainingRun:
     def _passes(self, consumed: int, share: Share | None) -> Iterator[MicroBatch]:
         """This worker's micro-batches, up to the first that memory does not hold."""
         step, variance = self.progress.step, self.state.variance
+        summed = self._copies.strategy.sums_gradients(self.progress)
         self._out_of_memory = False
         self._step.begin(
             global_batch=consumed,
             microbatches=len(share.microbatches) if share else 0,
             loss_scale=self.state.loss_scale.value,
-            measure=self.state.estimator.due(step),
+            measure=summed and self.state.estimator.due(step),
             squares=variance is not None and variance.due(step),
+            alone=not summed,
         )
         # Dropout and the like: a function of step and rank, so a resumed run draws the same.
         torch.manual_seed(hash((self.recipe.seed, step, self.reducer.rank)) & 0x7FFFFFFF)
@@ -325,7 +328,7 @@ class TrainingRun:
             self._measuring.noise(measured, self._step, self._buckets)
             summary = state.summary()
             lr = self._rates.apply(measured.trained, summary)
-            self._step.commit(measured, reshape=self._measuring.reshaping(measured, self._step))
+            self._commit(measured)
             gain = summary.gain(measured.trained, self._rates.base_batch)
             advance = self.recipe.lr_rule.advance(gain)
             state.progress = before.committed(consumed, measured.trained, advance)
@@ -360,6 +363,15 @@ class TrainingRun:
             self._measuring.speed(record.microbatch, record.accumulation, record.step_seconds)
             self._decide()
         self._after_step(before, stop=measured.stop_requests > 0)
+
+    def _commit(self, measured: Measured) -> None:
+        strategy = self._copies.strategy
+        alone = not strategy.sums_gradients(self.progress)
+        if alone:
+            strategy.before_step()
+        self._step.commit(measured, reshape=self._measuring.reshaping(measured, self._step))
+        if alone:
+            strategy.after_step(self._step.own_samples)
 
     def _skip(self, measured: Measured, consumed: int) -> None:
         state = self.state
@@ -419,13 +431,17 @@ class TrainingRun:
             self.evaluate()
         if self._saved_at != self.progress:
             self.save()
+        self._copies.strategy.settle()
 
     # --- evaluation and checkpoints -----------------------------------------------------------
 
     def evaluate(self) -> None:
         """Score the held-out set, where there is one. All workers take part."""
         self.state.evaluated_at = self.progress
-        self._scoring.score()
+        if self.source.eval is None:
+            return
+        with self._copies.agreed():
+            self._scoring.score()
 
     def save(self) -> None:
         """Publish a checkpoint. All workers take part; storage trouble is told, not fatal."""
