@@ -216,6 +216,7 @@ def _list(found: dict[str, str]) -> None:
 class _Bench(str, Enum):
     overhead = "overhead"
     collectives = "collectives"
+    optimizers = "optimizers"
 
 
 @app.command()
@@ -234,6 +235,7 @@ def bench(
     from rich.console import Console
 
     from adaptive_platform.bench.collectives import collectives
+    from adaptive_platform.bench.optimizers import optimizers
     from adaptive_platform.bench.overhead import overhead
     from adaptive_platform.bench.rows import print_rows
 
@@ -241,10 +243,13 @@ def bench(
         raise UserError(f"--out = {out}: only `bench collectives` writes a file.")
     if case and name is not _Bench.overhead:
         raise UserError(f"--case = {case}: only `bench overhead` has cases.")
+    notes: list[str] = []
     if name is _Bench.overhead:
         rows, notes = overhead(quick=quick, case=case)
+    elif name is _Bench.optimizers:
+        rows = optimizers(quick=quick)
     else:
-        rows, notes = collectives(quick=quick, out=out), []
+        rows = collectives(quick=quick, out=out)
     print_rows(rows, as_json=as_json, console=Console())
     for note in notes:
         print(note, file=sys.stderr)

@@ -150,6 +150,11 @@ class TrainingRun:
         return self.state.progress
 
     @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """What turns gradients into steps; to look at, the run drives it."""
+        return self._optimizer
+
+    @property
     def is_first(self) -> bool:
         """True on the worker that records and saves."""
         return self.reducer.rank == 0
