@@ -16,7 +16,7 @@ from adaptive_platform.errors import DataError, UserError
 from adaptive_platform.gradients.buckets import GradientBuckets
 from adaptive_platform.gradients.buffers import SharedBuffers
 from adaptive_platform.gradients.loss import SampleLoss
-from adaptive_platform.models import smallest_microbatch
+from adaptive_platform.models import NormalizationPolicy, smallest_microbatch
 from adaptive_platform.optimizers import AdamPreconditioner, Exchange, ListeningOptimizer
 from adaptive_platform.progress import Progress
 from adaptive_platform.recipe import Recipe
@@ -31,6 +31,7 @@ from adaptive_platform.training.rates import Rates
 from adaptive_platform.training.scoring import Scoring
 from adaptive_platform.training.state import RunState
 from adaptive_platform.training.step import RIDER_SLOTS, Step
+from adaptive_platform.training.subgroups import Subgroups
 from adaptive_platform.training.telling import Teller
 
 __all__ = ["Parts", "assemble"]
@@ -55,7 +56,7 @@ class Parts:
     persistence: Persistence
     copies: Copies
     minimum: int
-    """Fewest samples of a micro-batch that the model can train on."""
+    """Fewest samples of a step that the model can train on."""
     memory_format: torch.memory_format
     """Layout of 4-D inputs."""
     resources: ExitStack
@@ -86,14 +87,28 @@ def assemble(
     refuse_sparse(model)
     evaluation_loss = loss or recipe.loss.build_evaluation()
     memory_format = memory_format_of(model)
-    minimum = smallest_microbatch(model)
+    policy = recipe.model.normalization
+    minimum = _smallest_slice(model, policy, membership.world_size)
     state = _first_state(recipe, len(source.train), minimum, data_config)
     with ExitStack() as resources:
         reducer = Reducer(recipe.reducer, membership, _device_of(model))
         resources.callback(reducer.close)
+        subgroups = Subgroups(membership, reducer.device, recipe.reducer.timeout_seconds, resources)
+        policy.apply(
+            model,
+            membership.rank,
+            membership.world_size,
+            lambda ranks: subgroups.among(ranks).all_reduce,
+        )
         optimizer = recipe.optimizer.build_for(
             model,
-            Exchange(reducer.rank, reducer.world_size, reducer.all_reduce, reducer.broadcast),
+            Exchange(
+                reducer.rank,
+                reducer.world_size,
+                reducer.all_reduce,
+                reducer.broadcast,
+                subgroups.exchange,
+            ),
         )
         if isinstance(optimizer, ListeningOptimizer):
             resources.callback(optimizer.close)
@@ -114,7 +129,14 @@ def assemble(
         stream = SampleStream(
             source.train, data_config, recipe.seed, membership.rank, membership.world_size
         )
-        share = OwnShare(stream, state, reducer, minimum=minimum, microbatch=recipe.microbatch)
+        share = OwnShare(
+            stream,
+            state,
+            reducer,
+            minimum=1 if policy.together else minimum,
+            microbatch=recipe.microbatch,
+            together=policy.together,
+        )
         resources.callback(share.close)
         curvature = Curvature(
             model,
@@ -173,6 +195,7 @@ def assemble(
                 reducer=reducer,
                 observer=observer,
                 tell=tell,
+                policy=policy,
             ),
             persistence=persistence,
             copies=copies,
@@ -180,6 +203,12 @@ def assemble(
             memory_format=memory_format,
             resources=resources.pop_all(),
         )
+
+
+def _smallest_slice(model: nn.Module, policy: NormalizationPolicy, world_size: int) -> int:
+    """Fewest samples of a step: one micro-batch, or where all must take part, one sample each."""
+    smallest = smallest_microbatch(model)
+    return max(smallest, world_size) if policy.together else smallest
 
 
 def _first_state(recipe: Recipe, size: int, minimum: int, data_config: DataConfig) -> RunState:
