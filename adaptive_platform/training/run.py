@@ -310,7 +310,11 @@ class TrainingRun:
             alone=not summed,
         )
         # Dropout and the like: a function of step and rank, so a resumed run draws the same.
-        torch.manual_seed(hash((self.recipe.seed, step, self.reducer.rank)) & 0x7FFFFFFF)
+        # `torch.manual_seed` would format a stack trace for each accelerator that is not there.
+        seed = hash((self.recipe.seed, step, self.reducer.rank)) & 0x7FFFFFFF
+        torch.default_generator.manual_seed(seed)
+        if self._device.type == "cuda":
+            torch.cuda.manual_seed(seed)
         for microbatch in share.microbatches if share else ():
             self._current = microbatch.on(self._device, self._memory_format)
             done = self._step.backward_done
