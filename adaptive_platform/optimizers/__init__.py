@@ -16,6 +16,7 @@ from adaptive_platform.optimizers.groups import (
 from adaptive_platform.optimizers.named_state import load_named_state, named_state
 from adaptive_platform.optimizers.natural.driven import ListeningOptimizer
 from adaptive_platform.optimizers.schedules import ScheduleConfig
+from adaptive_platform.optimizers.weight_averaging import WeightAveragingConfig
 from adaptive_platform.settings import import_variants, union_of
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "ListeningOptimizer",
     "OptimizerConfig",
     "ScheduleConfig",
+    "WeightAveragingConfig",
     "describe_groups",
     "load_named_state",
     "named_state",

@@ -1,12 +1,14 @@
-"""Averages of the weights over the steps: exponential (EMA) or equal (SWA), by torch's own tools."""
+"""Averages of the weights over the steps: exponential (EMA) or equal (SWA), by torch's tools."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
+import torch
 from pydantic import Field, field_validator
 from pydantic_core.core_schema import ValidationInfo
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.swa_utils import (
     AveragedModel,
     get_ema_multi_avg_fn,
@@ -17,11 +19,14 @@ from adaptive_platform.settings import Settings
 
 __all__ = ["WeightAveraging", "WeightAveragingConfig"]
 
+Tensors = tuple[Tensor, ...] | list[Tensor]
+
 
 class WeightAveragingConfig(Settings):
     """A second copy of the model that follows the first; evaluations score it.
 
-    Floating-point buffers, such as batch norm's running averages, are averaged with the weights.
+    Floating-point buffers, such as batch norm's running averages, are averaged with the weights;
+    others are copied.
     """
 
     kind: Literal["ema", "swa"] = "ema"
@@ -58,7 +63,15 @@ class WeightAveraging:
         function = (
             get_ema_multi_avg_fn(config.decay) if config.kind == "ema" else get_swa_multi_avg_fn()
         )
-        self._average = AveragedModel(model, multi_avg_fn=function, use_buffers=True)
+
+        def average(averaged: Tensors, current: Tensors, visits: Tensor | int) -> None:
+            # Lists are of one type; torch's equal average can't divide counters.
+            if averaged[0].is_floating_point():
+                function(averaged, current, visits)
+            else:
+                torch._foreach_copy_(averaged, current)
+
+        self._average = AveragedModel(model, multi_avg_fn=average, use_buffers=True)
 
     @property
     def model(self) -> nn.Module | None:
@@ -77,14 +90,14 @@ class WeightAveraging:
         if done >= self._config.start and step % self._config.every == 0:
             self._average.update_parameters(model)
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> dict[str, Any]:
         """Visits and average, as plain values."""
         return {
             "visits": int(self._average.n_averaged),
             "model": dict(self._average.module.state_dict()),
         }
 
-    def load_state_dict(self, state: dict[str, object]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`."""
         self._average.n_averaged.fill_(state["visits"])
         self._average.module.load_state_dict(state["model"])

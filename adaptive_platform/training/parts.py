@@ -18,10 +18,12 @@ from adaptive_platform.gradients.buffers import SharedBuffers
 from adaptive_platform.gradients.loss import SampleLoss
 from adaptive_platform.models import NormalizationPolicy, smallest_microbatch
 from adaptive_platform.optimizers import Exchange, ListeningOptimizer
+from adaptive_platform.optimizers.cyclic_tail import CyclicTailSchedule
 from adaptive_platform.progress import Progress
 from adaptive_platform.recipe import Recipe
 from adaptive_platform.training.copies import Copies, NodeReducer
 from adaptive_platform.training.curvature import Curvature
+from adaptive_platform.training.evaluated import Evaluated
 from adaptive_platform.training.fitness import memory_format_of, refuse_sparse
 from adaptive_platform.training.measuring import Measuring
 from adaptive_platform.training.observer import Observer
@@ -55,6 +57,7 @@ class Parts:
     scoring: Scoring
     persistence: Persistence
     copies: Copies
+    evaluated: Evaluated
     minimum: int
     """Fewest samples of a step that the model can train on."""
     memory_format: torch.memory_format
@@ -94,6 +97,12 @@ def assemble(
         reducer = Reducer(recipe.reducer, membership, _device_of(model))
         resources.callback(reducer.close)
         subgroups = Subgroups(membership, reducer.device, recipe.reducer.timeout_seconds, resources)
+        evaluated = Evaluated(
+            model,
+            # A copy, so before anything is hooked to the model.
+            recipe.averaging.build(model) if recipe.averaging is not None else None,
+            _cycle_ends(recipe),
+        )
         policy.apply(
             model,
             membership.rank,
@@ -154,6 +163,7 @@ def assemble(
             state,
             reducer,
             copies=copies,
+            evaluated=evaluated,
             kinds={"batch": recipe.batch.kind, "optimizer": recipe.optimizer.kind},
             classes=source.classes,
             tell=tell.event,
@@ -181,6 +191,7 @@ def assemble(
             ),
             scoring=Scoring(
                 model,
+                evaluated,
                 source,
                 data_config,
                 evaluation_loss,
@@ -194,6 +205,7 @@ def assemble(
             ),
             persistence=persistence,
             copies=copies,
+            evaluated=evaluated,
             minimum=minimum,
             memory_format=memory_format,
             resources=resources.pop_all(),
@@ -204,6 +216,13 @@ def _smallest_slice(model: nn.Module, policy: NormalizationPolicy, world_size: i
     """Fewest samples of a step: one micro-batch, or where all must take part, one sample each."""
     smallest = smallest_microbatch(model)
     return max(smallest, world_size) if policy.together else smallest
+
+
+def _cycle_ends(recipe: Recipe) -> list[float]:
+    schedule = recipe.schedule
+    if not recipe.ensemble or not isinstance(schedule, CyclicTailSchedule):
+        return []
+    return schedule.cycle_ends(recipe.stop.horizon.value)
 
 
 def _first_state(recipe: Recipe, size: int, minimum: int, data_config: DataConfig) -> RunState:

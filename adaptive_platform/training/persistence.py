@@ -16,6 +16,7 @@ from adaptive_platform.errors import CheckpointError, UserError
 from adaptive_platform.models import average_normalization
 from adaptive_platform.optimizers import ListeningOptimizer
 from adaptive_platform.training.copies import Copies
+from adaptive_platform.training.evaluated import Evaluated
 from adaptive_platform.training.state import RunState, load_checkpoint, make_checkpoint
 from adaptive_platform.training.unison import agree_on_weights, from_first, raise_first
 
@@ -36,6 +37,7 @@ class Persistence:
         state: What steers the run.
         reducer: The workers.
         copies: This worker's copy of the weights among the others'.
+        evaluated: Averages and snapshots of the weights.
         kinds: Kinds of controller and optimizer, which own parts of a checkpoint.
         classes: Class names by number.
         tell: Reports an event as `(kind, text)`.
@@ -52,6 +54,7 @@ class Persistence:
         reducer: Reducer,
         *,
         copies: Copies,
+        evaluated: Evaluated,
         kinds: dict[str, str],
         classes: tuple[str, ...],
         tell: Callable[[str, str], None],
@@ -64,6 +67,7 @@ class Persistence:
         self._state = state
         self._reducer = reducer
         self._copies = copies
+        self._evaluated = evaluated
         self._kinds = kinds
         self._classes = classes
         self._tell = tell
@@ -87,6 +91,7 @@ class Persistence:
             )
             content["natural"] = natural
             content["sync"] = sync
+            content["evaluated"] = self._evaluated.state_dict()
             step = self._state.progress.step
             keep = self._state.best_step if self._config.keep_best else None
             # One deep copy keeps tensors that share memory sharing it in the file.
@@ -157,6 +162,8 @@ class Persistence:
                 classes=self._classes,
             )
             messages += self._copies.load(saved.get("sync"))
+            if "evaluated" in saved:
+                self._evaluated.load_state_dict(saved["evaluated"])
             progress = self._state.progress
             messages.append(
                 f"resumed at step {progress.step}, epoch {progress.position:.2f}, "
