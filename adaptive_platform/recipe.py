@@ -23,6 +23,7 @@ from adaptive_platform.models import ModelConfig
 from adaptive_platform.optimizers import AnyOptimizer, AnySchedule, WeightAveragingConfig
 from adaptive_platform.optimizers.cyclic_tail import CyclicTailSchedule
 from adaptive_platform.progress import Duration, Unit
+from adaptive_platform.report.trackers import TrackerKind
 from adaptive_platform.settings import Settings, user_error
 from adaptive_platform.statistics import StatisticsConfig, VarianceReductionConfig
 from adaptive_platform.sync import AnySync, EveryStepConfig
@@ -85,6 +86,8 @@ class ReportConfig(Settings):
     """Records are written to the run directory at least this often."""
     html: bool = True
     """Write `report.html` at the end."""
+    trackers: tuple[TrackerKind, ...] = ()
+    """Where scalars go as well: `tensorboard` (files in the run directory), `mlflow`, `wandb`."""
 
 
 class Recipe(Settings):
@@ -208,6 +211,12 @@ def _clashes(recipe: Recipe) -> Iterator[str]:
             "gradients reduced by GSNR go with a first-order optimizer, such as lars."
         )
     yield from _sync_clashes(recipe)
+    if recipe.statistics.preconditioned and not recipe.optimizer.keeps_squares:
+        yield (
+            f"statistics.preconditioned = true: optimizer.kind = {recipe.optimizer.kind} keeps no "
+            "average of squared gradients to measure noise through; must be false or left away, or "
+            "use adamw or lamb."
+        )
     if isinstance(rule, LegwConfig):
         warmup = schedule.warmup
         matches = warmup.unit is not Unit.EPOCHS or warmup.value == rule.warmup_epochs

@@ -17,7 +17,7 @@ from adaptive_platform.gradients.buckets import GradientBuckets
 from adaptive_platform.gradients.buffers import SharedBuffers
 from adaptive_platform.gradients.loss import SampleLoss
 from adaptive_platform.models import NormalizationPolicy, smallest_microbatch
-from adaptive_platform.optimizers import Exchange, ListeningOptimizer
+from adaptive_platform.optimizers import AdamPreconditioner, Exchange, ListeningOptimizer
 from adaptive_platform.optimizers.cyclic_tail import CyclicTailSchedule
 from adaptive_platform.progress import Progress
 from adaptive_platform.recipe import Recipe
@@ -121,6 +121,9 @@ def assemble(
         )
         if isinstance(optimizer, ListeningOptimizer):
             resources.callback(optimizer.close)
+        preconditioner = None
+        if _through_preconditioner(recipe):
+            preconditioner = AdamPreconditioner(optimizer)
         buffers = SharedBuffers(model, shared=membership.world_size > 1)
         buckets = GradientBuckets(
             model.named_parameters(),
@@ -128,6 +131,7 @@ def assemble(
             bucket_bytes=int(recipe.reducer.bucket_mib * _MIB),
             rider_slots=RIDER_SLOTS + buffers.num_averaged,
             layers=recipe.statistics.layers or "layers" in recipe.batch.needs,
+            preconditioner=preconditioner,
         )
         resources.callback(buckets.close)
         tell = Teller(observer, state, first=reducer.rank == 0)
@@ -188,6 +192,7 @@ def assemble(
                 minimum=minimum,
                 share=share,
                 curvature=curvature,
+                preconditioner=preconditioner,
             ),
             scoring=Scoring(
                 model,
@@ -234,11 +239,15 @@ def _first_state(recipe: Recipe, size: int, minimum: int, data_config: DataConfi
         base_batch=recipe.lr_rule.base_batch or recipe.batch.global_batch,
         global_batch=recipe.batch.global_batch,
         loss_scale=recipe.precision.first_scale(),
-        estimator=recipe.statistics.build(),
+        estimator=recipe.statistics.build(preconditioned=_through_preconditioner(recipe)),
         controller=recipe.batch.build(),
         ledger=BrokenLedger(size, data_config.max_broken_share),
         variance=recipe.vr.build(for_betas=recipe.optimizer.keeps_squares) if recipe.vr else None,
     )
+
+
+def _through_preconditioner(recipe: Recipe) -> bool:
+    return recipe.optimizer.keeps_squares and recipe.statistics.preconditioned is not False
 
 
 def _device_of(model: nn.Module) -> torch.device:

@@ -53,7 +53,8 @@ def rates_at(
         previous_lr: Learning rate of the last committed step; 0 before the first.
     """
     horizon = recipe.stop.horizon.value
-    factor = recipe.lr_rule.factor(batch, base_batch, summary, progress) * controller_factor
+    rule = recipe.lr_rule.chosen(for_betas=recipe.optimizer.keeps_squares)
+    factor = rule.factor(batch, base_batch, summary, progress) * controller_factor
     lr = recipe.optimizer.lr * factor * recipe.schedule.factor(time, horizon)
     momentum = decay = None
     if recipe.momentum_rule.kind != "keep" or recipe.momentum_schedule is not None:
@@ -86,6 +87,7 @@ class Rates:
 
     def __init__(self, recipe: Recipe, optimizer: Optimizer, state: RunState) -> None:
         self._recipe = recipe
+        self._rule = recipe.lr_rule.chosen(for_betas=recipe.optimizer.keeps_squares)
         self._optimizer = optimizer
         self._state = state
 
@@ -99,6 +101,10 @@ class Rates:
         recipe = self._recipe
         unit = recipe.stop.horizon.unit
         return schedule_time(self._state.progress, unit, recipe.lr_rule.clock, self.base_batch)
+
+    def advance(self, gain: float) -> float:
+        """Scale-invariant length of a step of that gain, in steps of the base batch."""
+        return self._rule.advance(gain)
 
     def apply(self, batch: int, summary: GradientSummary) -> float:
         """Set everything for a step of `batch` samples; returns the learning rate.

@@ -334,8 +334,7 @@ class TrainingRun:
             lr = self._rates.apply(measured.trained, summary)
             self._commit(measured)
             gain = summary.gain(measured.trained, self._rates.base_batch)
-            advance = self.recipe.lr_rule.advance(gain)
-            state.progress = before.committed(consumed, measured.trained, advance)
+            state.progress = before.committed(consumed, measured.trained, self._rates.advance(gain))
             state.skipped_in_a_row = 0
         else:
             self._skip(measured, consumed)
