@@ -16,6 +16,7 @@ from adaptive_platform.controllers import AnyController, AnyLrRule, AnyMomentumR
 from adaptive_platform.controllers.lr_rules import LegwConfig
 from adaptive_platform.controllers.momentum_rules import KeepMomentumConfig
 from adaptive_platform.data import AnyData
+from adaptive_platform.data.mixing import ErasingConfig, MixupConfig
 from adaptive_platform.errors import UserError
 from adaptive_platform.gradients.loss import LossConfig
 from adaptive_platform.gradients.precision import PrecisionConfig
@@ -135,6 +136,10 @@ class Recipe(Settings):
     """How the optimizer's weight decay moves, likewise; such as `kind: step` with `fractions:
     [0.8]` and `decay: 0.5` (arXiv 1711.04291), or the form of `schedule` itself (arXiv 1903.12650).
     Nothing: not at all."""
+    mixup: MixupConfig | None = None
+    """Train on mixtures of samples. Nothing: on the samples."""
+    erasing: ErasingConfig | None = None
+    """Blank random rectangles of training images. Nothing: none."""
     averaging: WeightAveragingConfig | None = None
     """Evaluations score an average of the weights. Nothing: the weights themselves."""
     ensemble: bool = False

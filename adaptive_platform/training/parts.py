@@ -26,6 +26,7 @@ from adaptive_platform.training.curvature import Curvature
 from adaptive_platform.training.evaluated import Evaluated
 from adaptive_platform.training.fitness import memory_format_of, refuse_sparse
 from adaptive_platform.training.measuring import Measuring
+from adaptive_platform.training.mixing import Mixing
 from adaptive_platform.training.observer import Observer
 from adaptive_platform.training.own_share import OwnShare
 from adaptive_platform.training.persistence import Persistence
@@ -58,6 +59,7 @@ class Parts:
     persistence: Persistence
     copies: Copies
     evaluated: Evaluated
+    mixing: Mixing
     minimum: int
     """Fewest samples of a step that the model can train on."""
     memory_format: torch.memory_format
@@ -97,6 +99,7 @@ def assemble(
         reducer = Reducer(recipe.reducer, membership, _device_of(model))
         resources.callback(reducer.close)
         subgroups = Subgroups(membership, reducer.device, recipe.reducer.timeout_seconds, resources)
+        mixing = Mixing(recipe.mixup, recipe.erasing, len(source.classes), recipe.seed)
         evaluated = Evaluated(
             model,
             # A copy, so before anything is hooked to the model.
@@ -168,6 +171,7 @@ def assemble(
             reducer,
             copies=copies,
             evaluated=evaluated,
+            mixing=mixing,
             kinds={"batch": recipe.batch.kind, "optimizer": recipe.optimizer.kind},
             classes=source.classes,
             tell=tell.event,
@@ -211,6 +215,7 @@ def assemble(
             persistence=persistence,
             copies=copies,
             evaluated=evaluated,
+            mixing=mixing,
             minimum=minimum,
             memory_format=memory_format,
             resources=resources.pop_all(),

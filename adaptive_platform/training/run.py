@@ -114,6 +114,7 @@ class TrainingRun:
         self._persistence = parts.persistence
         self._copies = parts.copies
         self._evaluated = parts.evaluated
+        self._mixing = parts.mixing
         self._minimum = parts.minimum
         self._memory_format = parts.memory_format
         self._resources = parts.resources
@@ -310,8 +311,10 @@ class TrainingRun:
         )
         # Dropout and the like: a function of step and rank, so a resumed run draws the same.
         torch.manual_seed(hash((self.recipe.seed, step, self.reducer.rank)) & 0x7FFFFFFF)
+        self._mixing.begin()
         for microbatch in share.microbatches if share else ():
-            self._current = microbatch_to(microbatch, self._device, self._memory_format)
+            moved = microbatch_to(microbatch, self._device, self._memory_format)
+            self._current = self._mixing(moved, self.progress.epoch)
             done = self._step.backward_done
             yield self._current
             if self._out_of_memory:
@@ -336,6 +339,7 @@ class TrainingRun:
             gain = summary.gain(measured.trained, self._rates.base_batch)
             state.progress = before.committed(consumed, measured.trained, self._rates.advance(gain))
             state.skipped_in_a_row = 0
+            self._mixing.commit()
         else:
             self._skip(measured, consumed)
         state.loss_scale = state.loss_scale.after(overflow=not measured.finite)
