@@ -177,6 +177,7 @@ def _list(found: dict[str, str]) -> None:
 class _Bench(str, Enum):
     overhead = "overhead"
     collectives = "collectives"
+    input = "input"
 
 
 @app.command()
@@ -187,6 +188,9 @@ def bench(
     out: Annotated[
         str, typer.Option(help="collectives: file for the links that `reducer.links` reads.")
     ] = "",
+    data: Annotated[
+        str, typer.Option(help="input: folder of pictures to read; some are made if absent.")
+    ] = "",
 ) -> None:
     """Measure ours against a baseline, in turn within one run."""
     from functools import partial
@@ -194,14 +198,18 @@ def bench(
     from rich.console import Console
 
     from adaptive_platform.bench.collectives import collectives
+    from adaptive_platform.bench.input import input_pipeline
     from adaptive_platform.bench.overhead import overhead
     from adaptive_platform.bench.rows import Row, print_rows
 
     if out and name is not _Bench.collectives:
         raise UserError(f"--out = {out}: only `bench collectives` writes a file.")
+    if data and name is not _Bench.input:
+        raise UserError(f"--data = {data}: only `bench input` reads pictures.")
     measures: dict[_Bench, Callable[..., list[Row]]] = {
         _Bench.overhead: overhead,
         _Bench.collectives: partial(collectives, out=out),
+        _Bench.input: partial(input_pipeline, data=data),
     }
     print_rows(measures[name](quick=quick), as_json=as_json, console=Console())
 

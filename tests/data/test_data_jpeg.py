@@ -10,10 +10,10 @@ from PIL import Image
 
 from adaptive_platform.data.augmentation import Window, transform_for
 from adaptive_platform.data.decoding import Decoder
+from adaptive_platform.data.image_folder import ImageFolderConfig
 from adaptive_platform.data.images import BrokenImageError, decode_image
 from adaptive_platform.data.jpeg import decode_window, read_frame, scale_for
 from adaptive_platform.data.samples import EncodedImages
-from adaptive_platform.data.synthetic import SyntheticConfig
 
 WHITE = (255, 255, 255)
 
@@ -145,7 +145,7 @@ class Files(EncodedImages):
 @pytest.mark.parametrize("augmentation", ["none", "crop_flip", "resized_crop"])
 @pytest.mark.parametrize("training", [True, False])
 def test_the_decoder_makes_the_same_choices_whoever_decodes(augmentation, training, monkeypatch):
-    config = SyntheticConfig(augmentation=augmentation, reduced_jpeg=False)
+    config = ImageFolderConfig(train=".", augmentation=augmentation, reduced_jpeg=False)
     files = Files([encoded(40 + 7 * k, 90 - 5 * k, seed=k) for k in range(8)])
     decoder = Decoder(files, config, seed=3, training=training)
     fast = decoder(2, np.arange(8)).inputs
@@ -160,7 +160,7 @@ def test_a_reduced_picture_gets_the_same_window_and_the_option_switches_it_off()
     files = Files([encoded(400, 300, seed=k) for k in range(6)])
 
     def decoded(**options):
-        config = SyntheticConfig(augmentation="resized_crop", **options)
+        config = ImageFolderConfig(train=".", augmentation="resized_crop", **options)
         return Decoder(files, config, seed=0, training=True)(0, np.arange(6)).inputs.float()
 
     whole, reduced = decoded(reduced_jpeg=False), decoded()
@@ -172,7 +172,7 @@ def test_pillows_verdict_on_damaged_files_is_kept():
     """Whatever bytes are damaged: both ways read the same pixels, or both call it broken."""
     source = encoded(120, 160, quality=85)
     generator = np.random.default_rng(0)
-    config = SyntheticConfig(augmentation="none", reduced_jpeg=False)
+    config = ImageFolderConfig(train=".", augmentation="none", reduced_jpeg=False)
     transform = transform_for(config, 24, training=False)
     verdicts = set()
     for _ in range(300):
