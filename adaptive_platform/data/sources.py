@@ -102,6 +102,6 @@ class EncodedDataConfig(DataConfig):
     """Fields of the readers whose images are encoded files."""
 
     reduced_jpeg: bool = True
-    """Whether a JPEG whose window is at least twice as large as the result is decoded at 1/2, 1/4
+    """Whether a JPEG whose window is at least four times as large as the result is decoded at 1/4
     or 1/8 of its size: faster, and pixels differ from those of the full picture by 1 or 2 of 255 on
     average. Smaller ones are decoded in full either way."""

@@ -149,6 +149,11 @@ class TrainingRun:
         return self.state.progress
 
     @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """What turns gradients into steps; to look at, the run drives it."""
+        return self._optimizer
+
+    @property
     def is_first(self) -> bool:
         """True on the worker that records and saves."""
         return self.reducer.rank == 0
@@ -330,8 +335,7 @@ class TrainingRun:
             lr = self._rates.apply(measured.trained, summary)
             self._commit(measured)
             gain = summary.gain(measured.trained, self._rates.base_batch)
-            advance = self.recipe.lr_rule.advance(gain)
-            state.progress = before.committed(consumed, measured.trained, advance)
+            state.progress = before.committed(consumed, measured.trained, self._rates.advance(gain))
             state.skipped_in_a_row = 0
         else:
             self._skip(measured, consumed)
