@@ -256,7 +256,7 @@ def bench(
     elif name is _Bench.optimizers:
         rows = optimizers(quick=quick)
     elif name is _Bench.input:
-        rows = input_pipeline(quick=quick, data=data)
+        rows, notes = input_pipeline(quick=quick, data=data)
     else:
         rows = collectives(quick=quick, out=out)
     print_rows(rows, as_json=as_json, console=Console())

@@ -16,7 +16,10 @@ def test_a_flat_folder_is_measured_with_what_cannot_be_read_left_out(tmp_path):
     make_pictures(str(tmp_path), 6, sizes=[(90, 70), (500, 470)])
     (tmp_path / "cut.jpg").write_bytes((tmp_path / "00000.jpg").read_bytes()[:200])
     Image.new("CMYK", (30, 40)).save(tmp_path / "print.jpg", "JPEG")
-    cases = {row.case: row for row in input_pipeline(quick=True, data=str(tmp_path))}
+    rows, notes = input_pipeline(quick=True, data=str(tmp_path))
+    cases = {row.case: row for row in rows}
+    dali = any("DALI" in case for case in cases)
+    assert dali != any("DALI is left out" in note for note in notes)
     assert cases[f"files: {tmp_path}"].value == 7
     for case in (
         "training: file to normalized",
