@@ -1,5 +1,7 @@
 import multiprocessing
+import pickle
 import threading
+import time
 
 import pytest
 import torch
@@ -182,6 +184,45 @@ def test_a_lost_worker_costs_reads_and_no_samples():
         assert not share.broken
         lost = [k for k in order[::2] if k % 2 == 1]
         assert sum(storage.reads) == SIZE + len(lost)
+
+
+class Listed(EncodedImages):
+    """Notes in a list, which every copy has for itself, what is read."""
+
+    image_size = 16
+
+    def __init__(self):
+        self.read = []
+
+    def __len__(self):
+        return 8
+
+    def encoded(self, index):
+        self.read.append(index)
+        return bytes([index])
+
+    def label(self, index):
+        return 0
+
+    def where(self, index):
+        return str(index)
+
+
+def test_a_decode_process_that_starts_afresh_asks_the_worker_it_came_from():
+    cache = ShardedCache(Listed(), 1, 0, 1, lambda own: [own], one_machine=True)
+    for index in range(4):
+        cache.encoded(index)
+    copy = pickle.loads(pickle.dumps(cache))
+    assert [copy.encoded(index) for index in range(8)] == [bytes([index]) for index in range(8)]
+    # Its list as it was when it was copied, and then what no one held.
+    assert copy._samples.read == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert copy.held_bytes == 0
+    deadline = time.monotonic() + 30
+    while cache.held_bytes < 8:  # handed over without waiting for an answer
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    copy.close()
+    cache.close()
 
 
 def test_a_caller_without_the_token_is_not_answered():
