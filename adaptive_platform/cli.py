@@ -216,6 +216,7 @@ def _list(found: dict[str, str]) -> None:
 class _Bench(str, Enum):
     overhead = "overhead"
     collectives = "collectives"
+    input = "input"
     optimizers = "optimizers"
 
 
@@ -227,6 +228,9 @@ def bench(
     out: Annotated[
         str, typer.Option(help="collectives: file for the links that `reducer.links` reads.")
     ] = "",
+    data: Annotated[
+        str, typer.Option(help="input: folder of pictures to read; some are made if absent.")
+    ] = "",
     case: Annotated[
         str, typer.Option(help="overhead: only this case, such as resnet18 or resnet18-memory.")
     ] = "",
@@ -235,6 +239,7 @@ def bench(
     from rich.console import Console
 
     from adaptive_platform.bench.collectives import collectives
+    from adaptive_platform.bench.input import input_pipeline
     from adaptive_platform.bench.optimizers import optimizers
     from adaptive_platform.bench.overhead import overhead
     from adaptive_platform.bench.rows import print_rows
@@ -243,11 +248,15 @@ def bench(
         raise UserError(f"--out = {out}: only `bench collectives` writes a file.")
     if case and name is not _Bench.overhead:
         raise UserError(f"--case = {case}: only `bench overhead` has cases.")
+    if data and name is not _Bench.input:
+        raise UserError(f"--data = {data}: only `bench input` reads pictures.")
     notes: list[str] = []
     if name is _Bench.overhead:
         rows, notes = overhead(quick=quick, case=case)
     elif name is _Bench.optimizers:
         rows = optimizers(quick=quick)
+    elif name is _Bench.input:
+        rows, notes = input_pipeline(quick=quick, data=data)
     else:
         rows = collectives(quick=quick, out=out)
     print_rows(rows, as_json=as_json, console=Console())

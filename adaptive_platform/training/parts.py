@@ -11,7 +11,14 @@ from torch.optim import Optimizer
 
 from adaptive_platform.checkpoints.store import CheckpointStore
 from adaptive_platform.collectives import Membership, Reducer
-from adaptive_platform.data import BrokenLedger, DataConfig, DataSource, SampleStream
+from adaptive_platform.data import (
+    BrokenLedger,
+    DataConfig,
+    DataSource,
+    EncodedImages,
+    SampleStream,
+    ShardedCache,
+)
 from adaptive_platform.errors import DataError, UserError
 from adaptive_platform.gradients.buckets import GradientBuckets
 from adaptive_platform.gradients.buffers import SharedBuffers
@@ -138,8 +145,20 @@ def assemble(
         )
         resources.callback(buckets.close)
         tell = Teller(observer, state, first=reducer.rank == 0)
+        train = source.train
+        if data_config.cache_limit_mib and isinstance(train, EncodedImages):
+            train = ShardedCache(
+                train,
+                data_config.cache_limit_mib,
+                membership.rank,
+                membership.world_size,
+                reducer.all_gather_object,
+                one_machine=len(set(membership.node_of_rank or ("one",))) == 1,
+            )
+            resources.callback(train.close)
+            tell.event("note", train.describe())
         stream = SampleStream(
-            source.train, data_config, recipe.seed, membership.rank, membership.world_size
+            train, data_config, recipe.seed, membership.rank, membership.world_size
         )
         share = OwnShare(
             stream,

@@ -365,6 +365,7 @@ class TrainingRun:
             world_size=self.reducer.world_size,
             seconds=seconds,
             data_seconds=share.wait_seconds if share else 0.0,
+            cache_mib=share.cached_bytes / _MIB if share else 0.0,
             sample_ids=ids,
         )
         if self.is_first:
