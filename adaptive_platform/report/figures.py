@@ -38,7 +38,7 @@ __all__ = ["Panel", "panels"]
 
 POINTS = 2000
 """Most points of a trace where one run is shown; several runs share them."""
-_OPTIONAL = ("accuracy", "gsnr")
+_OPTIONAL = ("accuracy", "gsnr", "members")
 _PART_COLOURS = {
     "compute": "#2f6db3",
     "data": "#d1a22b",
@@ -46,6 +46,10 @@ _PART_COLOURS = {
     "statistics": "#3b8f5a",
 }
 _EVENT_SYMBOLS = {
+    "joined": "triangle-up",
+    "left": "triangle-down",
+    "lost": "x",
+    "regrouped": "diamond-open",
     "resize": "diamond",
     "checkpoint": "circle-open",
     "resume": "triangle-right",
@@ -131,6 +135,11 @@ def panels(runs: Sequence[RunData]) -> list[Panel]:
         _panel(
             shown, "workers", "Workers and events", "Workers that took part, and what happened.",
             "workers", _workers, rangemode="tozero", dtick=1 if _most_workers(runs) < 8 else None,
+        ),
+        _panel(
+            shown, "members", "Who took part when",
+            "One line per worker's place, as long as it was taken; marks where that changed.",
+            "place", _members, rangemode="tozero", dtick=1 if _most_workers(runs) < 8 else None,
         ),
     ]  # fmt: skip
     return [panel for panel in drawn if panel.name not in _OPTIONAL or not panel.empty]
@@ -242,6 +251,39 @@ def _workers(shown: Shown) -> list[dict[str, Any]]:
                         "color": shown.colour, "line": {"width": 1.5}},
             )
         )  # fmt: skip
+    return traces
+
+
+def _members(shown: Shown) -> list[dict[str, Any]]:
+    """One line per place among the workers, broken where nobody had it; for one run alone."""
+    steps, events = shown.run.steps, shown.run.events
+    world = column(steps, "world_size")
+    sizes = np.unique(world[np.isfinite(world)])
+    if not shown.alone or len(sizes) < 2:
+        return []
+    edges = np.flatnonzero(np.diff(world))
+    ends = [[0], edges, edges + 1, [len(world) - 1]]
+    chosen = np.unique(np.concatenate(ends))[-shown.points :]
+    positions = axes_of(shown.run, steps)
+    traces = [
+        trace(
+            shown, positions, np.where(world >= place, float(place), np.nan), chosen,
+            f"place {place}", line=stroke(shown, 8.0), showlegend=False, opacity=0.55,
+        )
+        for place in range(1, int(sizes[-1]) + 1)
+    ]  # fmt: skip
+    for kind in ("joined", "left", "lost", "resize", "resume"):
+        rows = events[events["kind"] == kind].tail(500) if "kind" in events else events[:0]
+        if len(rows):
+            height = np.interp(column(rows, "step"), column(steps, "step"), world)
+            traces.append(
+                trace(
+                    shown, axes_of(shown.run, rows), height, np.arange(len(rows)), kind,
+                    mode="markers", text=[wrapped(text) for text in rows["text"]],
+                    hovertemplate="%{text}<extra></extra>",
+                    marker={"size": 11, "symbol": _EVENT_SYMBOLS[kind], "color": "#222222"},
+                )
+            )  # fmt: skip
     return traces
 
 

@@ -203,3 +203,16 @@ def test_no_run_is_an_error() -> None:
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, runs: list[RunData]) -> None:
     with pytest.raises(UserError, match=r"missing/report\.html: the report can't be written"):
         write_html(runs, tmp_path / "missing" / "report.html")
+
+
+def test_places_of_workers_are_drawn_where_they_changed(tmp_path):
+    write_run(tmp_path / "run")
+    (members,) = [p for p in panels([read_run(tmp_path / "run")]) if p.name == "members"]
+    first, second = members.figure["data"][:2]
+    assert None not in first["y"]
+    assert set(first["y"]) == {1.0}
+    assert second["y"].count(None) == 2  # both ends of the time with one worker
+    assert second["y"][0] == second["y"][-1] == 2.0
+    write_run(tmp_path / "other", seed=1)
+    both = [read_run(tmp_path / name) for name in ("run", "other")]
+    assert "members" not in {panel.name for panel in panels(both)}
