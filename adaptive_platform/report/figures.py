@@ -262,8 +262,8 @@ def _members(shown: Shown) -> list[dict[str, Any]]:
     if not shown.alone or len(sizes) < 2:
         return []
     edges = np.flatnonzero(np.diff(world))
-    ends = [[0], edges, edges + 1, [len(world) - 1]]
-    chosen = np.unique(np.concatenate(ends))[-shown.points :]
+    both = np.array([0, *edges, *(edges + 1), len(world) - 1])
+    chosen = np.unique(both)[-shown.points :]
     positions = axes_of(shown.run, steps)
     traces = [
         trace(
