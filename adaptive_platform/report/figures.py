@@ -17,6 +17,7 @@ from adaptive_platform.report.series import (
     column,
     extremes,
     full_steps,
+    smooth,
     staircase,
     time_parts,
     time_shares,
@@ -28,6 +29,7 @@ from adaptive_platform.report.traces import (
     layout,
     log_axis,
     smoothed,
+    smoothing,
     stroke,
     trace,
     wrapped,
@@ -159,7 +161,41 @@ def _panel(
 
 
 def _loss(shown: Shown) -> list[dict[str, Any]]:
-    return smoothed(shown, "loss", "training", show=True) + held_out(shown, "loss")
+    curves = smoothed(shown, "loss", "training", show=True) + held_out(shown, "loss")
+    return curves + _decisions_on(shown, "loss")
+
+
+def _decisions_on(shown: Shown, name: str) -> list[dict[str, Any]]:
+    """Changes of the batch as marks on a smoothed curve, so that its bends can be told apart."""
+    steps, changes = shown.run.steps, _changes(shown)
+    values = column(steps, name)
+    if not shown.alone or not len(changes) or np.isnan(values).all():
+        return []
+    averaged = smooth(values, smoothing(values))
+    known = np.isfinite(averaged)
+    height = np.interp(column(changes, "step"), column(steps, "step")[known], averaged[known])
+    return [
+        trace(
+            shown, axes_of(shown.run, changes), height, np.arange(len(changes)), "batch changed",
+            mode="markers", text=_told_changes(changes), hovertemplate="%{text}<extra></extra>",
+            marker={"size": 8, "color": "white", "line": {"color": shown.colour, "width": 2}},
+        )
+    ]  # fmt: skip
+
+
+def _changes(shown: Shown) -> Any:
+    """The newest decisions that changed the batch."""
+    decisions = shown.run.decisions
+    old, new = column(decisions, "old_batch"), column(decisions, "new_batch")
+    return decisions.iloc[np.flatnonzero((old != new) & np.isfinite(new))[-shown.points :]]
+
+
+def _told_changes(changes: Any) -> list[str]:
+    return [
+        f"<b>{count(row.old_batch)} → {count(row.new_batch)}</b> at step {count(row.step)}"
+        f"<br>{wrapped(row.reason)}"
+        for row in changes.itertuples()
+    ]
 
 
 def _accuracy(shown: Shown) -> list[dict[str, Any]]:
@@ -167,7 +203,7 @@ def _accuracy(shown: Shown) -> list[dict[str, Any]]:
 
 
 def _batch(shown: Shown) -> list[dict[str, Any]]:
-    steps, decisions = full_steps(shown.run.steps), shown.run.decisions
+    steps = full_steps(shown.run.steps)
     values = column(steps, "global_batch")
     traces = [
         trace(
@@ -175,19 +211,13 @@ def _batch(shown: Shown) -> list[dict[str, Any]]:
             line=stroke(shown, shape="vh"), showlegend=not shown.alone,
         )
     ]  # fmt: skip
-    old, new = column(decisions, "old_batch"), column(decisions, "new_batch")
-    changed = np.flatnonzero((old != new) & np.isfinite(new))[-shown.points :]
-    if len(changed):
-        rows = decisions.iloc[changed]
-        texts = [
-            f"<b>{count(row.old_batch)} → {count(row.new_batch)}</b> at step {count(row.step)}"
-            f"<br>{wrapped(row.reason)}"
-            for row in rows.itertuples()
-        ]
+    changes = _changes(shown)
+    if len(changes):
         traces.append(
             trace(
-                shown, axes_of(shown.run, decisions), new, changed, "decisions",
-                mode="markers", text=texts, hovertemplate="%{text}<extra></extra>",
+                shown, axes_of(shown.run, changes), column(changes, "new_batch"),
+                np.arange(len(changes)), "decisions", mode="markers",
+                text=_told_changes(changes), hovertemplate="%{text}<extra></extra>",
                 marker={"size": 9, "color": "white", "line": {"color": shown.colour, "width": 2}},
                 showlegend=shown.alone,
             )

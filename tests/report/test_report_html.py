@@ -216,3 +216,16 @@ def test_places_of_workers_are_drawn_where_they_changed(tmp_path):
     write_run(tmp_path / "other", seed=1)
     both = [read_run(tmp_path / name) for name in ("run", "other")]
     assert "members" not in {panel.name for panel in panels(both)}
+
+
+def test_decisions_are_marked_on_the_loss_at_its_height(tmp_path):
+    write_run(tmp_path / "run")
+    run = read_run(tmp_path / "run")
+    (loss,) = [p for p in panels([run]) if p.name == "loss"]
+    (marks,) = [t for t in loss.figure["data"] if t["name"] == "batch changed"]
+    changed = run.decisions[run.decisions.old_batch != run.decisions.new_batch]
+    assert marks["meta"]["axes"]["steps"] == changed.step.astype(float).tolist()
+    curve = next(t for t in loss.figure["data"] if t["name"] == "training")["y"]
+    heights = [height for height in curve if height is not None]
+    assert min(heights) <= min(marks["y"]) <= max(marks["y"]) <= max(heights)
+    assert all("→" in text for text in marks["text"])
