@@ -15,7 +15,6 @@ from adaptive_platform.errors import UserError
 from adaptive_platform.gradients.loss import SampleLoss
 from adaptive_platform.models import average_normalization
 from adaptive_platform.statistics.hessian import hessian_vector_product, power_iteration
-from adaptive_platform.training.evaluation import microbatch_to
 from adaptive_platform.training.probe import chosen_samples, read_plainly
 
 __all__ = ["PROBE_SAMPLES", "Curvature"]
@@ -99,7 +98,7 @@ class Curvature:
         batches = evaluation_batches(
             self._probe, self._config, reducer.rank, reducer.world_size, PROBE_SAMPLES
         )
-        return [microbatch_to(batch, device, self._memory_format) for batch in batches]
+        return [batch.on(device, self._memory_format) for batch in batches]
 
 
 def _zeros(vector: Tensor) -> Tensor:

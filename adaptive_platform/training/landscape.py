@@ -16,7 +16,6 @@ from adaptive_platform.gradients.loss import SampleLoss
 from adaptive_platform.recipe import load_recipe
 from adaptive_platform.report.run_data import read_run
 from adaptive_platform.statistics.sharpness import Vector
-from adaptive_platform.training.evaluation import microbatch_to
 from adaptive_platform.training.fitness import memory_format_of
 
 __all__ = ["Landscape", "landscape_of"]
@@ -54,7 +53,7 @@ class Landscape:
         self._batches: list[MicroBatch] = []
         wanted = len(samples) if limit is None else min(limit, len(samples))
         for batch in evaluation_batches(samples, config, 0, 1, min(_BATCH, wanted)):
-            self._batches.append(microbatch_to(batch, device, layout))
+            self._batches.append(batch.on(device, layout))
             if self.num_samples >= wanted:
                 break
 

@@ -27,7 +27,6 @@ from adaptive_platform.progress import Progress
 from adaptive_platform.recipe import Recipe
 from adaptive_platform.training.adversaries import with_adversaries
 from adaptive_platform.training.cadence import crossed, is_over
-from adaptive_platform.training.evaluation import microbatch_to
 from adaptive_platform.training.measuring import refuse_unmet_needs
 from adaptive_platform.training.observer import Observer, SilentObserver
 from adaptive_platform.training.parts import assemble
@@ -313,7 +312,7 @@ class TrainingRun:
         torch.manual_seed(hash((self.recipe.seed, step, self.reducer.rank)) & 0x7FFFFFFF)
         self._mixing.begin()
         for microbatch in share.microbatches if share else ():
-            moved = microbatch_to(microbatch, self._device, self._memory_format)
+            moved = microbatch.on(self._device, self._memory_format)
             self._current = self._mixing(moved, self.progress.epoch)
             done = self._step.backward_done
             yield self._current

@@ -18,7 +18,7 @@ from adaptive_platform.models import (
 )
 from adaptive_platform.report.records import EvalRecord
 from adaptive_platform.training.evaluated import Ensemble, Evaluated
-from adaptive_platform.training.evaluation import evaluate, microbatch_to
+from adaptive_platform.training.evaluation import evaluate
 from adaptive_platform.training.observer import Observer
 from adaptive_platform.training.probe import chosen_samples, read_plainly
 from adaptive_platform.training.state import RunState
@@ -140,7 +140,7 @@ class Scoring:
         batches = evaluation_batches(
             self._recomputed_from, config, reducer.rank, reducer.world_size, _BATCH
         )
-        moved = (microbatch_to(each, reducer.device, self._memory_format) for each in batches)
+        moved = (each.on(reducer.device, self._memory_format) for each in batches)
         with self._precision.autocast(reducer.device.type):
             recompute_statistics(
                 model, (each.inputs for each in moved if len(each) > 1), reducer.all_reduce

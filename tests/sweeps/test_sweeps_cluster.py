@@ -59,10 +59,15 @@ def test_trials_that_fit_alone_take_turns_and_failures_are_told(tmp_path):
 @pytest.mark.cluster
 def test_ctrl_c_keeps_what_is_done_and_the_sweep_goes_on(tmp_path):
     command = [sys.executable, "-m", "adaptive_platform", "sweep"]
-    words = [
-        "controllers", "out=sweep", "batch.kind=fixed", "budget.concurrent=1", "stop.epochs=2",
-        "checkpoint.every=5 steps", "report.evaluate_every=5 steps", "batch.global_batch=64",
-    ]  # fmt: skip
+    (tmp_path / "pair.yaml").write_text(
+        "name: pair\n"
+        "set: {model.name: resnet8_cifar, stop.epochs: 2, batch.kind: fixed, lr_rule.kind: none,\n"
+        "      batch.global_batch: 64, checkpoint.every: 5 steps, report.evaluate_every: 5 steps}\n"
+        "space: {seed: {kind: choice, values: [0, 1]}}\n"
+        "searcher: {kind: grid}\n"
+        "budget: {concurrent: 1}\n"
+    )
+    words = ["pair.yaml", "out=sweep"]
     process = subprocess.Popen(
         [*command, *words], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True,

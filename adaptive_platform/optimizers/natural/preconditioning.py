@@ -63,8 +63,11 @@ def precondition_layers(
 def _solve(block: KroneckerBlock, gradient: Tensor, damping: float) -> Tensor:
     matrix = block.only_taps(gradient)
     solved = kronecker_solve(matrix, block.inverse["inputs"], block.inverse["outputs"], damping)
+    finite = solved.sum().isfinite()
+    if finite.device.type == "cpu":
+        return solved if bool(finite) else matrix
     # Decided on the device: asking it for the answer would cost a synchronisation per layer.
-    return torch.where(solved.isfinite().all(), solved, matrix)
+    return torch.where(finite, solved, matrix)
 
 
 def _swap(
