@@ -297,6 +297,25 @@ def plan_schedule(
         typer.echo(out)
 
 
+@plan.command("parameters")
+def plan_parameters(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[RECIPE] [FIELD=VALUE]...", help="As for train.")
+    ] = None,
+    classes: Annotated[int, typer.Option(help="Classes that the model tells apart.")] = 10,
+) -> None:
+    """List which parameters decay, which are excluded, and which are preconditioned."""
+    from adaptive_platform.optimizers import ListeningOptimizer, describe_groups
+    from adaptive_platform.recipe import load_recipe
+
+    name, overrides = split_words(words or [])
+    recipe = load_recipe(name or "quickstart", overrides)
+    optimizer = recipe.optimizer.build_for(recipe.model.build(classes, recipe.seed))
+    typer.echo(describe_groups(optimizer))
+    if isinstance(optimizer, ListeningOptimizer):
+        typer.echo(optimizer.describe())
+
+
 @plan.command("collectives")
 def plan_collectives(
     workers: Annotated[int, typer.Option(help="Number of workers.")],

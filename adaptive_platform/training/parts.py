@@ -126,6 +126,7 @@ def assemble(
                 reducer.world_size,
                 reducer.all_reduce,
                 reducer.broadcast,
+                reducer.all_gather,
                 subgroups.exchange,
             ),
         )
