@@ -137,21 +137,38 @@ def bench(
     out: Annotated[
         str, typer.Option(help="collectives: file for the links that `reducer.links` reads.")
     ] = "",
+    workers: Annotated[
+        list[int] | None, typer.Option(help="collectives: numbers of workers.")
+    ] = None,
+    size: Annotated[
+        list[str] | None, typer.Option(help="collectives: message sizes, such as 64KB or 25MB.")
+    ] = None,
+    plan_kind: Annotated[
+        list[str] | None, typer.Option("--plan", help="collectives: plans, such as torus.")
+    ] = None,
 ) -> None:
     """Measure ours against a baseline, in turn within one run."""
     from functools import partial
 
     from rich.console import Console
 
-    from adaptive_platform.bench.collectives import collectives
+    from adaptive_platform.bench.collectives import collectives, read_sizes
     from adaptive_platform.bench.overhead import overhead
     from adaptive_platform.bench.rows import Row, print_rows
 
-    if out and name is not _Bench.collectives:
-        raise UserError(f"--out = {out}: only `bench collectives` writes a file.")
+    of_collectives = {"--out": out, "--workers": workers, "--size": size, "--plan": plan_kind}
+    for option, value in of_collectives.items():
+        if value and name is not _Bench.collectives:
+            raise UserError(f"{option} = {value}: only `bench collectives` has it.")
     measures: dict[_Bench, Callable[..., list[Row]]] = {
         _Bench.overhead: overhead,
-        _Bench.collectives: partial(collectives, out=out),
+        _Bench.collectives: partial(
+            collectives,
+            out=out,
+            workers=workers or (),
+            sizes=read_sizes(size or ()),
+            plans=plan_kind or (),
+        ),
     }
     print_rows(measures[name](quick=quick), as_json=as_json, console=Console())
 
