@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -22,14 +22,16 @@ from adaptive_platform.gradients.precision import PrecisionConfig
 from adaptive_platform.models import ModelConfig
 from adaptive_platform.optimizers import AnyOptimizer, AnySchedule
 from adaptive_platform.progress import Duration, Unit
+from adaptive_platform.report.trackers import TrackerKind
 from adaptive_platform.settings import Settings, user_error
 from adaptive_platform.statistics import StatisticsConfig, VarianceReductionConfig
+from adaptive_platform.sync import AnySync, EveryStepConfig
+from adaptive_platform.sync.local_sgd import LocalSgdConfig
 
 __all__ = [
     "Recipe",
     "ReportConfig",
     "StopConfig",
-    "SyncConfig",
     "apply_overrides",
     "load_recipe",
     "parse_overrides",
@@ -72,13 +74,6 @@ class StopConfig(Settings):
         return Duration(self.epochs, Unit.EPOCHS)
 
 
-class SyncConfig(Settings):
-    """How workers agree."""
-
-    kind: Literal["every_step"] = "every_step"
-    """`every_step`: gradients are summed over all workers in each optimizer step."""
-
-
 class ReportConfig(Settings):
     """What is recorded, and how often people hear of it."""
 
@@ -90,6 +85,8 @@ class ReportConfig(Settings):
     """Records are written to the run directory at least this often."""
     html: bool = True
     """Write `report.html` at the end."""
+    trackers: tuple[TrackerKind, ...] = ()
+    """Where scalars go as well: `tensorboard` (files in the run directory), `mlflow`, `wandb`."""
 
 
 class Recipe(Settings):
@@ -130,6 +127,13 @@ class Recipe(Settings):
     """What turns gradients into steps; its `lr` belongs to the base batch."""
     schedule: AnySchedule
     """How the learning rate moves over the run."""
+    momentum_schedule: AnySchedule | None = None
+    """How the optimizer's momentum, or first beta, moves: a factor, in the same forms. Nothing: not
+    at all."""
+    weight_decay_schedule: AnySchedule | None = None
+    """How the optimizer's weight decay moves, likewise; such as `kind: step` with `fractions:
+    [0.8]` and `decay: 0.5` (arXiv 1711.04291), or the form of `schedule` itself (arXiv 1903.12650).
+    Nothing: not at all."""
     vr: VarianceReductionConfig | None = None
     """Reduces each gradient element where micro-batches disagree (VRGD), ahead of any optimizer.
     Nothing: plain gradients."""
@@ -143,8 +147,8 @@ class Recipe(Settings):
     """Worker losses after which the run gives up; it goes on from the newest checkpoint before."""
     reducer: AnyReducer
     """How gradients are summed over workers."""
-    sync: SyncConfig = SyncConfig()
-    """How workers agree."""
+    sync: AnySync = EveryStepConfig()
+    """How the workers' copies of the model are kept together."""
     precision: PrecisionConfig = PrecisionConfig()
     """Number formats."""
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -161,7 +165,10 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Recipe:
-        self.schedule.check(self.stop.horizon)
+        for name in ("schedule", "momentum_schedule", "weight_decay_schedule"):
+            schedule = getattr(self, name)
+            if schedule is not None:
+                schedule.check(self.stop.horizon)
         for problem in _clashes(self):
             raise ValueError(problem)
         return self
@@ -197,6 +204,13 @@ def _clashes(recipe: Recipe) -> Iterator[str]:
             f"vr: optimizer.kind = {recipe.optimizer.kind} preconditions with its own curvature; "
             "gradients reduced by GSNR go with a first-order optimizer, such as lars."
         )
+    yield from _sync_clashes(recipe)
+    if recipe.statistics.preconditioned and not recipe.optimizer.keeps_squares:
+        yield (
+            f"statistics.preconditioned = true: optimizer.kind = {recipe.optimizer.kind} keeps no "
+            "average of squared gradients to measure noise through; must be false or left away, or "
+            "use adamw or lamb."
+        )
     if isinstance(rule, LegwConfig):
         warmup = schedule.warmup
         matches = warmup.unit is not Unit.EPOCHS or warmup.value == rule.warmup_epochs
@@ -205,6 +219,16 @@ def _clashes(recipe: Recipe) -> Iterator[str]:
                 f"lr_rule.warmup_epochs = {rule.warmup_epochs:g}: legw lengthens the schedule's "
                 f"own linear warm-up, and schedule.warmup = {warmup}; make the two equal."
             )
+    if recipe.momentum_schedule is not None and not recipe.optimizer.chosen_momentum:
+        yield (
+            f"momentum_schedule: optimizer.kind = {recipe.optimizer.kind} has no momentum here; "
+            "set one above 0, or leave the schedule out."
+        )
+    if recipe.weight_decay_schedule is not None and not recipe.optimizer.weight_decay:
+        yield (
+            "weight_decay_schedule: optimizer.weight_decay = 0, of which any share is 0; set one "
+            "above 0, or leave the schedule out."
+        )
     momentum = recipe.momentum_rule
     if momentum.kind != "keep":
         optimizer = recipe.optimizer
@@ -219,6 +243,29 @@ def _clashes(recipe: Recipe) -> Iterator[str]:
                 "holds no learning rates that could be corrected; must be keep or hold_noise, or "
                 "use optimizer.kind = lars with form = paper."
             )
+
+
+def _sync_clashes(recipe: Recipe) -> Iterator[str]:
+    sync = recipe.sync
+    if not sync.lets_copies_differ:
+        return
+    why = f"sync.kind = {sync.kind}: workers step with the gradients of their own samples"
+    if recipe.optimizer.needs_model:
+        yield (
+            f"{why}, but optimizer.kind = {recipe.optimizer.kind} shares its curvature between "
+            "workers in every step; must be a first-order optimizer, or sync.kind every_step."
+        )
+    if recipe.vr is not None:
+        yield (
+            f"{why}, so vr has no variance over workers to reduce them by; must be left out, or "
+            "sync.kind every_step."
+        )
+    starts_later = isinstance(sync, LocalSgdConfig) and sync.start.value > 0
+    if recipe.batch.needs & {"noise", "layers"} and not starts_later:
+        yield (
+            f"{why}, so the noise that batch.kind = {recipe.batch.kind} reads is not measured; "
+            "must be fixed or schedule, or sync.kind local_sgd with a later start."
+        )
 
 
 def shipped_recipes() -> dict[str, str]:

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from types import FrameType
@@ -22,8 +22,10 @@ from adaptive_platform.cluster.ray_session import is_local, ray_session, resourc
 from adaptive_platform.cluster.worker import Job
 from adaptive_platform.errors import UserError
 from adaptive_platform.recipe import Recipe
+from adaptive_platform.report.environment import describe_environment, write_environment
 from adaptive_platform.report.records import RunResult
 from adaptive_platform.report.result import write_result
+from adaptive_platform.report.trackers import Trackers, check_trackers
 from adaptive_platform.report.wording import summary_lines
 
 __all__ = ["launch"]
@@ -37,6 +39,8 @@ def launch(
     *,
     console: Console | None = None,
     command_time: float | None = None,
+    watch: Callable[[list[Message]], bool] | None = None,
+    sweep: str = "",
     **brought: Any,
 ) -> RunResult:
     """Run a recipe on Ray to its end.
@@ -46,6 +50,9 @@ def launch(
         console: Where people read; None for silence.
         command_time: When the user's command began, in seconds since 1970, for the start-up
             account; now where None.
+        watch: Sees the messages of the workers a few times a second; the workers save and leave
+            once it has returned True.
+        sweep: Name of the sweep that the run is a trial of, for its metrics.
         **brought: The user's own `model`, `train_data`, `eval_data`, `classes`, `loss`, as in
             `worker.Job`.
 
@@ -66,7 +73,9 @@ def launch(
     with directory.cleared_if_unused(), ray_session(recipe) as session:
         monitor.mark("ray", time.time())
         scaling = resources_for(recipe, session)
-        mailbox = open_mailbox()
+        write_environment(directory.path, describe_environment(session.resources))
+        run = recipe.name if sweep else directory.path.rstrip("/").rsplit("/", 1)[-1]
+        mailbox = open_mailbox({"run": run, "recipe": recipe.name, "sweep": sweep})
         job = Job(
             recipe=recipe,
             run_dir=directory.path,
@@ -76,7 +85,7 @@ def launch(
         )
         try:
             with _signals() as asked:
-                error = _run_trainer(job, scaling, monitor, asked)
+                error = _run_trainer(job, scaling, monitor, asked, watch)
         finally:
             if monitor.any_step:
                 directory.keep()
@@ -96,13 +105,20 @@ def _check_early(recipe: Recipe, brought: dict[str, Any]) -> None:
 
     Data is looked at only where this machine is the cluster; elsewhere its paths are the workers'.
     """
+    check_trackers(recipe.report.trackers, recipe.resume or recipe.out or "")
     if brought.get("model") is None:
         recipe.model.check()
     if brought.get("train_data") is None and is_local(recipe) and not ray.is_initialized():
         recipe.data.open()
 
 
-def _run_trainer(job: Job, scaling: Any, monitor: Monitor, asked: _Asked) -> BaseException | None:
+def _run_trainer(
+    job: Job,
+    scaling: Any,
+    monitor: Monitor,
+    asked: _Asked,
+    watch: Callable[[list[Message]], bool] | None,
+) -> BaseException | None:
     """Fit on a thread of its own, so that this one can show progress and take signals."""
     from ray import cloudpickle
     from ray.train import FailureConfig, RunConfig
@@ -124,6 +140,7 @@ def _run_trainer(job: Job, scaling: Any, monitor: Monitor, asked: _Asked) -> Bas
             failure_config=FailureConfig(max_failures=job.recipe.max_failures),
         ),
     )
+    trackers = Trackers(job.recipe.report.trackers, job.run_dir, job.recipe.model_dump(mode="json"))
     failure: list[BaseException] = []
 
     def fit() -> None:
@@ -135,16 +152,26 @@ def _run_trainer(job: Job, scaling: Any, monitor: Monitor, asked: _Asked) -> Bas
     thread = threading.Thread(target=fit, name="ray-train-fit", daemon=True)
     thread.start()
     passed_on = False
+
+    def take() -> None:
+        messages = _collect(job.mailbox)
+        monitor.take(messages)
+        for told in trackers.take(messages):
+            monitor.say(told)
+        if watch is not None and watch(messages) and not asked.exit_code:
+            asked.exit_code = 128 + signal.SIGTERM
+
     while thread.is_alive():
         thread.join(_POLL_SECONDS)
-        monitor.take(_collect(job.mailbox))
+        take()
         if asked.exit_code and not passed_on:
             passed_on = True
             job.mailbox.ask_to_stop.remote()
             monitor.say(
                 "stopping: the workers finish the step in hand and save; Ctrl-C again leaves now"
             )
-    monitor.take(_collect(job.mailbox))
+    take()
+    trackers.close()
     return failure[0] if failure else None
 
 

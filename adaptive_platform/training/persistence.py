@@ -15,6 +15,7 @@ from adaptive_platform.collectives import Reducer
 from adaptive_platform.errors import CheckpointError, UserError
 from adaptive_platform.models import average_normalization
 from adaptive_platform.optimizers import ListeningOptimizer
+from adaptive_platform.training.copies import Copies
 from adaptive_platform.training.state import RunState, load_checkpoint, make_checkpoint
 from adaptive_platform.training.unison import agree_on_weights, from_first, raise_first
 
@@ -34,6 +35,7 @@ class Persistence:
         optimizer: Its optimizer.
         state: What steers the run.
         reducer: The workers.
+        copies: This worker's copy of the weights among the others'.
         kinds: Kinds of controller and optimizer, which own parts of a checkpoint.
         classes: Class names by number.
         tell: Reports an event as `(kind, text)`.
@@ -49,6 +51,7 @@ class Persistence:
         state: RunState,
         reducer: Reducer,
         *,
+        copies: Copies,
         kinds: dict[str, str],
         classes: tuple[str, ...],
         tell: Callable[[str, str], None],
@@ -60,6 +63,7 @@ class Persistence:
         self._optimizer = optimizer
         self._state = state
         self._reducer = reducer
+        self._copies = copies
         self._kinds = kinds
         self._classes = classes
         self._tell = tell
@@ -73,19 +77,22 @@ class Persistence:
         natural = None
         if isinstance(self._optimizer, ListeningOptimizer):
             natural = self._optimizer.natural_state()  # gathered from the workers that own parts
-        if self._store is None or self._writer is None:
-            return
-        self.wait()
-        content = make_checkpoint(
-            self._model, self._optimizer, self._state, kinds=self._kinds, classes=self._classes
-        )
-        content["natural"] = natural
-        step = self._state.progress.step
-        keep = self._state.best_step if self._config.keep_best else None
-        # One deep copy keeps tensors that share memory sharing it in the file.
-        self._writing = self._writer.submit(
-            self._write, self._store, copy.deepcopy(content), step, keep
-        )
+        sync = self._copies.state_dict()
+        with self._copies.agreed():
+            if self._store is None or self._writer is None:
+                return
+            self.wait()
+            content = make_checkpoint(
+                self._model, self._optimizer, self._state, kinds=self._kinds, classes=self._classes
+            )
+            content["natural"] = natural
+            content["sync"] = sync
+            step = self._state.progress.step
+            keep = self._state.best_step if self._config.keep_best else None
+            # One deep copy keeps tensors that share memory sharing it in the file.
+            self._writing = self._writer.submit(
+                self._write, self._store, copy.deepcopy(content), step, keep
+            )
 
     def _write(
         self, store: CheckpointStore, content: dict[str, Any], step: int, keep: int | None
@@ -140,14 +147,16 @@ class Persistence:
         device = next(self._model.parameters()).device
         content = from_first(self._reducer, content, device)
         if content:
+            saved = read_state(content)
             messages += load_checkpoint(
-                read_state(content),
+                saved,
                 self._model,
                 self._optimizer,
                 self._state,
                 kinds=self._kinds,
                 classes=self._classes,
             )
+            messages += self._copies.load(saved.get("sync"))
             progress = self._state.progress
             messages.append(
                 f"resumed at step {progress.step}, epoch {progress.position:.2f}, "
@@ -155,6 +164,7 @@ class Persistence:
             )
         else:
             agree_on_weights(self._reducer, self._model)
+            self._copies.begin()
         for message in messages:
             self._tell("resume", message)
         return bool(content)

@@ -27,7 +27,6 @@ from adaptive_platform.progress import Progress
 from adaptive_platform.recipe import Recipe
 from adaptive_platform.training.adversaries import with_adversaries
 from adaptive_platform.training.cadence import crossed, is_over
-from adaptive_platform.training.evaluation import microbatch_to
 from adaptive_platform.training.measuring import refuse_unmet_needs
 from adaptive_platform.training.observer import Observer, SilentObserver
 from adaptive_platform.training.parts import assemble
@@ -112,6 +111,7 @@ class TrainingRun:
         self._measuring = parts.measuring
         self._scoring = parts.scoring
         self._persistence = parts.persistence
+        self._copies = parts.copies
         self._minimum = parts.minimum
         self._memory_format = parts.memory_format
         self._resources = parts.resources
@@ -147,6 +147,11 @@ class TrainingRun:
     def progress(self) -> Progress:
         """Where the run stands."""
         return self.state.progress
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """What turns gradients into steps; to look at, the run drives it."""
+        return self._optimizer
 
     @property
     def is_first(self) -> bool:
@@ -294,18 +299,20 @@ class TrainingRun:
     def _passes(self, consumed: int, share: Share | None) -> Iterator[MicroBatch]:
         """This worker's micro-batches, up to the first that memory does not hold."""
         step, variance = self.progress.step, self.state.variance
+        summed = self._copies.strategy.sums_gradients(self.progress)
         self._out_of_memory = False
         self._step.begin(
             global_batch=consumed,
             microbatches=len(share.microbatches) if share else 0,
             loss_scale=self.state.loss_scale.value,
-            measure=self.state.estimator.due(step),
+            measure=summed and self.state.estimator.due(step),
             squares=variance is not None and variance.due(step),
+            alone=not summed,
         )
         # Dropout and the like: a function of step and rank, so a resumed run draws the same.
         torch.manual_seed(hash((self.recipe.seed, step, self.reducer.rank)) & 0x7FFFFFFF)
         for microbatch in share.microbatches if share else ():
-            self._current = microbatch_to(microbatch, self._device, self._memory_format)
+            self._current = microbatch.on(self._device, self._memory_format)
             done = self._step.backward_done
             yield self._current
             if self._out_of_memory:
@@ -326,10 +333,9 @@ class TrainingRun:
             self._measuring.noise(measured, self._step, self._buckets)
             summary = state.summary()
             lr = self._rates.apply(measured.trained, summary)
-            self._step.commit(measured, reshape=self._measuring.reshaping(measured, self._step))
+            self._commit(measured)
             gain = summary.gain(measured.trained, self._rates.base_batch)
-            advance = self.recipe.lr_rule.advance(gain)
-            state.progress = before.committed(consumed, measured.trained, advance)
+            state.progress = before.committed(consumed, measured.trained, self._rates.advance(gain))
             state.skipped_in_a_row = 0
         else:
             self._skip(measured, consumed)
@@ -361,6 +367,15 @@ class TrainingRun:
             self._measuring.speed(record.microbatch, record.accumulation, record.step_seconds)
             self._decide()
         self._after_step(before, stop=measured.stop_requests > 0)
+
+    def _commit(self, measured: Measured) -> None:
+        strategy = self._copies.strategy
+        alone = not strategy.sums_gradients(self.progress)
+        if alone:
+            strategy.before_step()
+        self._step.commit(measured, reshape=self._measuring.reshaping(measured, self._step))
+        if alone:
+            strategy.after_step(self._step.own_samples)
 
     def _skip(self, measured: Measured, consumed: int) -> None:
         state = self.state
@@ -397,6 +412,7 @@ class TrainingRun:
                     kind=self.recipe.batch.kind,
                     old_batch=state.global_batch,
                     progress=self.progress,
+                    expected=self._measuring.forecast(decision, observation),
                 )
             )
         state.global_batch = decision.global_batch
@@ -419,13 +435,17 @@ class TrainingRun:
             self.evaluate()
         if self._saved_at != self.progress:
             self.save()
+        self._copies.strategy.settle()
 
     # --- evaluation and checkpoints -----------------------------------------------------------
 
     def evaluate(self) -> None:
         """Score the held-out set, where there is one. All workers take part."""
         self.state.evaluated_at = self.progress
-        self._scoring.score()
+        if self.source.eval is None:
+            return
+        with self._copies.agreed():
+            self._scoring.score()
 
     def save(self) -> None:
         """Publish a checkpoint. All workers take part; storage trouble is told, not fatal."""

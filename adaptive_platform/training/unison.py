@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from adaptive_platform.collectives import Reducer
 
-__all__ = ["agree_on_weights", "everyones", "from_first", "raise_first"]
+__all__ = ["agree_on_weights", "everyones", "from_first", "from_rank", "raise_first"]
 
 T = TypeVar("T")
 
@@ -33,16 +33,21 @@ def everyones(reducer: Reducer, mine: Iterable[T]) -> list[T]:
 
 def from_first(reducer: Reducer, content: bytes, device: torch.device) -> bytes:
     """Rank 0's bytes on every worker."""
+    return from_rank(reducer, content, device, 0)
+
+
+def from_rank(reducer: Reducer, content: bytes, device: torch.device, source: int) -> bytes:
+    """The bytes of rank `source` on every worker."""
     if reducer.world_size == 1:
         return content
-    size: int = reducer.all_gather_object(len(content))[0]
+    size: int = reducer.all_gather_object(len(content))[source]
     if size == 0:
         return b""
     data = torch.empty(size, dtype=torch.uint8)
-    if reducer.rank == 0:
+    if reducer.rank == source:
         data = torch.frombuffer(bytearray(content), dtype=torch.uint8)
     data = data.to(device)
-    reducer.broadcast(data)
+    reducer.broadcast(data, source)
     return data.cpu().numpy().tobytes()
 
 
