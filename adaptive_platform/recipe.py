@@ -44,7 +44,7 @@ _TEXTS = (["out"], ["resume"], ["address"], ["description"])
 
 _KEPT = {
     "batch": frozenset(["global_batch", "min_batch", "max_batch"]),
-    "reducer": frozenset(["bucket_mib", "timeout_seconds"]),
+    "reducer": frozenset(["bucket_mib", "timeout_seconds", "wire_dtype"]),
 }
 """Fields whose meaning does not depend on the kind of the part they belong to."""
 

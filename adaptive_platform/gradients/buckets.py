@@ -97,6 +97,8 @@ class GradientBuckets:
             that the step's statistics cost no message of their own.
         layers: Also take the squared norm of each parameter's gradient; they ride along too.
         preconditioner: What noise is measured through; plain gradients where None.
+        start_gradients: Like `start`, for gradients alone, whose sum need not be exact. The rider
+            then travels by itself.
 
     Raises:
         UserError: Nothing to train, or parameters of a type whose norm float32 can't hold.
@@ -111,6 +113,7 @@ class GradientBuckets:
         rider_slots: int,
         layers: bool = False,
         preconditioner: Preconditioner | None = None,
+        start_gradients: Callable[[Tensor], Pending] | None = None,
     ) -> None:
         unique: dict[int, tuple[str, nn.Parameter]] = {}
         for name, parameter in named_parameters:
@@ -128,6 +131,7 @@ class GradientBuckets:
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
         self._start = start
+        self._start_gradients = start_gradients or start
         self._measure = True
         self._preconditioner = preconditioner
         self.preconditioned = False
@@ -139,7 +143,9 @@ class GradientBuckets:
         self._rider_slots = rider_slots
         num_layers = len(named) if layers else 0
         rider_length = rider_slots + len(named) + num_layers
-        self._buckets = self._allocate(named, bucket_bytes, rider_length)
+        self._buckets = self._allocate(
+            named, bucket_bytes, rider_length, rider_apart=start_gradients is not None
+        )
         last = self._buckets[-1]
         self._rider_all = last.flat[last.gradient.numel() :]
         self.rider = self._rider_all[:rider_slots]
@@ -374,7 +380,12 @@ class GradientBuckets:
         return sum(b.flat.numel() * b.flat.element_size() for b in self._buckets)
 
     def _allocate(
-        self, named: list[tuple[str, nn.Parameter]], bucket_bytes: int, rider_length: int
+        self,
+        named: list[tuple[str, nn.Parameter]],
+        bucket_bytes: int,
+        rider_length: int,
+        *,
+        rider_apart: bool,
     ) -> list[_Bucket]:
         buckets: list[_Bucket] = []
         kinds = dict.fromkeys((p.dtype, p.device) for _, p in named)
@@ -385,7 +396,7 @@ class GradientBuckets:
             for indices in layout:
                 chosen = [members[i] for i in indices]
                 buckets.append(_new_bucket(chosen, dtype, device, 0))
-        if buckets[-1].flat.dtype is torch.float32:
+        if buckets[-1].flat.dtype is torch.float32 and not rider_apart:
             last = buckets.pop()
             chosen = list(zip(last.names, last.parameters, strict=True))
             device = last.flat.device
@@ -488,7 +499,8 @@ class GradientBuckets:
 
     def _launch(self, until: int) -> None:
         for bucket in self._buckets[self._launched : until]:
-            self._pending.append(self._start(bucket.flat))
+            rides = bucket is self._buckets[-1]
+            self._pending.append((self._start if rides else self._start_gradients)(bucket.flat))
         self._launched = max(self._launched, until)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from adaptive_platform.checkpoints.store import CheckpointStore
-from adaptive_platform.collectives import Membership, Reducer
+from adaptive_platform.collectives import Membership, Pending, Reducer
 from adaptive_platform.data import BrokenLedger, DataConfig, DataSource, SampleStream
 from adaptive_platform.errors import DataError, UserError
 from adaptive_platform.gradients.buckets import GradientBuckets
@@ -123,6 +124,7 @@ def assemble(
             rider_slots=RIDER_SLOTS + buffers.num_averaged,
             layers=recipe.statistics.layers or "layers" in recipe.batch.needs,
             preconditioner=preconditioner,
+            start_gradients=_narrowed(recipe, reducer),
         )
         resources.callback(buckets.close)
         tell = Teller(observer, state, first=reducer.rank == 0)
@@ -225,6 +227,14 @@ def _first_state(recipe: Recipe, size: int, minimum: int, data_config: DataConfi
         ledger=BrokenLedger(size, data_config.max_broken_share),
         variance=recipe.vr.build(for_betas=recipe.optimizer.keeps_squares) if recipe.vr else None,
     )
+
+
+def _narrowed(recipe: Recipe, reducer: Reducer) -> Callable[[torch.Tensor], Pending] | None:
+    """Sums in the recipe's narrower type; gradients that are as narrow already stay as they are."""
+    wire = recipe.reducer.wire
+    if wire is None:
+        return None
+    return lambda flat: reducer.start(flat, wire if flat.itemsize > wire.itemsize else None)
 
 
 def _through_preconditioner(recipe: Recipe) -> bool:
