@@ -236,6 +236,12 @@ def bench(
     plan_kind: Annotated[
         list[str] | None, typer.Option("--plan", help="collectives: plans, such as torus.")
     ] = None,
+    address: Annotated[
+        str,
+        typer.Option(
+            help="collectives: measure the links of a Ray cluster's own workers, such as `auto`."
+        ),
+    ] = "",
     case: Annotated[
         str, typer.Option(help="overhead: only this case, such as resnet18 or resnet18-memory.")
     ] = "",
@@ -248,7 +254,13 @@ def bench(
     from adaptive_platform.bench.overhead import overhead
     from adaptive_platform.bench.rows import print_rows
 
-    of_collectives = {"--out": out, "--workers": workers, "--size": size, "--plan": plan_kind}
+    of_collectives = {
+        "--out": out,
+        "--workers": workers,
+        "--size": size,
+        "--plan": plan_kind,
+        "--address": address,
+    }
     for option, value in of_collectives.items():
         if value and name is not _Bench.collectives:
             raise UserError(f"{option} = {value}: only `bench collectives` has it.")
@@ -266,6 +278,7 @@ def bench(
             workers=workers or (),
             sizes=read_sizes(size or ()),
             plans=plan_kind or (),
+            address=address,
         )
     print_rows(rows, as_json=as_json, console=Console())
     for note in notes:

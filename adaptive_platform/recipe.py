@@ -11,7 +11,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from adaptive_platform.checkpoints.store import CheckpointConfig
-from adaptive_platform.collectives import AnyReducer
+from adaptive_platform.collectives import AnyReducer, AutoConfig
 from adaptive_platform.controllers import AnyController, AnyLrRule, AnyMomentumRule
 from adaptive_platform.controllers.lr_rules import LegwConfig
 from adaptive_platform.controllers.momentum_rules import KeepMomentumConfig
@@ -145,7 +145,7 @@ class Recipe(Settings):
     """Gradients with a larger norm are scaled down to it, before `vr` reduces them."""
     max_failures: Annotated[int, Field(ge=0)] = 3
     """Worker losses after which the run gives up; it goes on from the newest checkpoint before."""
-    reducer: AnyReducer
+    reducer: AnyReducer = AutoConfig()
     """How gradients are summed over workers."""
     sync: AnySync = EveryStepConfig()
     """How the workers' copies of the model are kept together."""

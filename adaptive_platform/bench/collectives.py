@@ -49,6 +49,7 @@ def collectives(
     workers: Sequence[int] = (),
     sizes: Mapping[str, int] | None = None,
     plans: Sequence[str] = (),
+    address: str = "",
 ) -> list[Row]:
     """Alternate Gloo's own all-reduce and each plan, on local processes of one thread.
 
@@ -62,10 +63,19 @@ def collectives(
         workers: Group sizes other than 2, 4 and 8 with all sizes, 16 and 64 with 64 KB.
         sizes: Message sizes in bytes by their name, other than those.
         plans: Kinds of plans, other than all of them (torus and ring for 16 and 64 workers).
+        address: Of a Ray cluster whose workers' links are measured instead of anything here.
 
     Raises:
         UserError: A plan that there is not, or that only chooses among others.
     """
+    if address:
+        from adaptive_platform.bench.cluster_links import cluster_links
+
+        count = workers[0] if workers else 2
+        links = cluster_links(address, count)
+        if out:
+            write_links(links, out)
+        return _link_rows(count, links)
     blocks = 3 if quick else 9
     kinds = tuple(kind for kind in variants_of(ReducerConfig) if kind not in _COMPOSED)
     unknown = [plan for plan in plans if plan not in kinds]
@@ -79,7 +89,7 @@ def collectives(
     if not quick and not workers:
         cases += [(count, short, plans or ("torus", "ring")) for count in _CROWDS]
     rows: list[Row] = []
-    links: Links | None = None
+    measured: Links | None = None
     for world_size, chosen, kinds_here in cases:
         measures_links = chosen is all_sizes
         found = run_group(
@@ -100,10 +110,10 @@ def collectives(
                 case = f"{world_size} workers, {label}: {kind}"
                 rows.append(paired("collectives", case, "s", ours, raw))
         if found[0][1] is not None:
-            links = found[0][1]
-            rows += _link_rows(world_size, links)
-    if out and links is not None:
-        write_links(links, out)
+            measured = found[0][1]
+            rows += _link_rows(world_size, measured)
+    if out and measured is not None:
+        write_links(measured, out)
     return rows
 
 

@@ -147,9 +147,11 @@ def read_links(path: str) -> Links:
         UserError: The file is not readable or does not hold links.
     """
     try:
-        return AutoConfig.model_validate({"links": path}).links
+        links = AutoConfig.model_validate({"links": path}).links
     except ValidationError as error:
         raise user_error(error, AutoConfig) from None
+    assert links is not None
+    return links
 
 
 def read_grid(words: str) -> tuple[int, int]:

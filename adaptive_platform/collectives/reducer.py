@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import time
 from collections.abc import Callable, Sequence
@@ -97,6 +98,17 @@ class Reducer:
     def plan_for(self, message_bytes: int) -> Plan:
         """What `start` does with a buffer of that many bytes."""
         return self._plans[self._index_for(message_bytes)][1]
+
+    def describe(self) -> str:
+        """One line for logs: which plan serves which sizes, and what is narrower on the wire."""
+        parts = [
+            plan.describe()
+            if math.isinf(limit)
+            else f"up to {limit / 1024:g} KiB {plan.describe()}"
+            for limit, plan in self._plans
+        ]
+        wire = self._config.wire_dtype
+        return "; above ".join(parts) + (f"; as {wire} between workers" if wire else "")
 
     @property
     def seconds(self) -> float:

@@ -126,7 +126,7 @@ class TrainingRun:
 
     def _begin(self, must_resume: bool) -> None:
         if self.reducer.world_size > 1:
-            self._tell.event("note", f"gradients are summed by {self.reducer.plan.describe()}")
+            self._tell.event("note", f"gradients are summed by {self.reducer.describe()}")
         if isinstance(self._optimizer, ListeningOptimizer):
             self._tell.event("note", self._optimizer.describe())
         if self._persistence.restore(must_resume=must_resume):

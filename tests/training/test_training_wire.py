@@ -31,7 +31,8 @@ def test_close_to_the_exact_run_and_equal_on_all_workers(wire: str, world_size: 
         assert_same(outcome.weights, narrow[0].weights, 0.0)
     assert_same(narrow[0].weights, exact[0].weights, NARROWER[wire])
     assert any(
-        not torch.equal(narrow[0].weights[name], exact[0].weights[name]) for name in exact[0].weights
+        not torch.equal(narrow[0].weights[name], exact[0].weights[name])
+        for name in exact[0].weights
     )
     for ours, theirs in zip(narrow[0].watcher.steps, exact[0].watcher.steps, strict=True):
         assert ours.gain == pytest.approx(theirs.gain, rel=NARROWER[wire])
