@@ -229,6 +229,8 @@ def _clashes(recipe: Recipe) -> Iterator[str]:
             "weight_decay_schedule: optimizer.weight_decay = 0, of which any share is 0; set one "
             "above 0, or leave the schedule out."
         )
+    if recipe.reducer.sparse is not None:
+        yield from _sparse_clashes(recipe)
     momentum = recipe.momentum_rule
     if momentum.kind != "keep":
         optimizer = recipe.optimizer
@@ -265,6 +267,37 @@ def _sync_clashes(recipe: Recipe) -> Iterator[str]:
         yield (
             f"{why}, so the noise that batch.kind = {recipe.batch.kind} reads is not measured; "
             "must be fixed or schedule, or sync.kind local_sgd with a later start."
+        )
+
+
+def _sparse_clashes(recipe: Recipe) -> Iterator[str]:
+    """What does not go together with gradients that travel sparsely."""
+    optimizer, batch, rule = recipe.optimizer, recipe.batch, recipe.lr_rule
+    wire = recipe.reducer.wire_dtype
+    if optimizer.kind not in ("sgd", "lars") or optimizer.chosen_momentum:
+        yield (
+            f"optimizer.kind = {optimizer.kind}: with reducer.sparse momentum is applied before "
+            "anything travels; must be sgd or lars with momentum = 0, and reducer.sparse.momentum "
+            "in its place."
+        )
+    if {"noise", "layers"} & batch.needs or rule.kind == "adascale":
+        yield (
+            f"reducer.sparse: batch.kind = {batch.kind} and lr_rule.kind = {rule.kind} need "
+            "measured noise, which a sum with holes does not give; use batch.kind fixed or "
+            "schedule, and lr_rule.kind none, linear, sqrt or legw."
+        )
+    for name, value in (("vr", recipe.vr), ("clip_norm", recipe.clip_norm), ("wire_dtype", wire)):
+        if value is not None:
+            yield f"{name}: does not go together with reducer.sparse; leave one of the two away."
+    if recipe.sync.kind != "every_step":
+        yield (
+            f"sync.kind = {recipe.sync.kind}: reducer.sparse is for gradients that are summed in "
+            "every step; must be every_step."
+        )
+    if recipe.precision.first_scale().value != 1.0:
+        yield (
+            "precision: what waits for later steps can't follow a loss scale that moves; with "
+            "reducer.sparse train in float32 or bfloat16."
         )
 
 

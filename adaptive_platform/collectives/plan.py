@@ -16,6 +16,7 @@ import torch
 from pydantic import Field
 
 from adaptive_platform.collectives.schedules import Algorithm, Op, chunk_bounds, rounds_of
+from adaptive_platform.collectives.sparse_config import SparseConfig
 from adaptive_platform.settings import Variant
 
 __all__ = [
@@ -174,6 +175,10 @@ class ReducerConfig(Variant):
     single precision with Gloo, not with NCCL. What is sent is divided by the global batch before.
     Counts, votes and statistics of a step travel apart and exact, for one short message more.
     Nothing: the gradients' own type, exact."""
+
+    sparse: SparseConfig | None = None
+    """Send only the chunks that matter, with momentum correction; needs sgd or lars with
+    momentum = 0, and goes without measured noise. Nothing: everything travels."""
 
     @property
     def wire(self) -> torch.dtype | None:

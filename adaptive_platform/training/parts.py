@@ -30,6 +30,7 @@ from adaptive_platform.training.own_share import OwnShare
 from adaptive_platform.training.persistence import Persistence
 from adaptive_platform.training.rates import Rates
 from adaptive_platform.training.scoring import Scoring
+from adaptive_platform.training.sparse_exchange import SparseExchange
 from adaptive_platform.training.state import RunState
 from adaptive_platform.training.step import RIDER_SLOTS, Step
 from adaptive_platform.training.subgroups import Subgroups
@@ -117,6 +118,9 @@ def assemble(
         if _through_preconditioner(recipe):
             preconditioner = AdamPreconditioner(optimizer)
         buffers = SharedBuffers(model, shared=membership.world_size > 1)
+        sparse = None
+        if recipe.reducer.sparse is not None:
+            sparse = SparseExchange(recipe.reducer.sparse, reducer, lambda: state.progress.position)
         buckets = GradientBuckets(
             model.named_parameters(),
             reducer.start,
@@ -125,6 +129,7 @@ def assemble(
             layers=recipe.statistics.layers or "layers" in recipe.batch.needs,
             preconditioner=preconditioner,
             start_gradients=_narrowed(recipe, reducer),
+            exchange=sparse,
         )
         resources.callback(buckets.close)
         tell = Teller(observer, state, first=reducer.rank == 0)
@@ -160,6 +165,7 @@ def assemble(
             state,
             reducer,
             copies=copies,
+            sparse=sparse,
             kinds={"batch": recipe.batch.kind, "optimizer": recipe.optimizer.kind},
             classes=source.classes,
             tell=tell.event,

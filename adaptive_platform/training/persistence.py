@@ -16,6 +16,7 @@ from adaptive_platform.errors import CheckpointError, UserError
 from adaptive_platform.models import average_normalization
 from adaptive_platform.optimizers import ListeningOptimizer
 from adaptive_platform.training.copies import Copies
+from adaptive_platform.training.sparse_exchange import SparseExchange
 from adaptive_platform.training.state import RunState, load_checkpoint, make_checkpoint
 from adaptive_platform.training.unison import agree_on_weights, from_first, raise_first
 
@@ -36,6 +37,7 @@ class Persistence:
         state: What steers the run.
         reducer: The workers.
         copies: This worker's copy of the weights among the others'.
+        sparse: Holds what was not sent yet, where gradients travel sparsely.
         kinds: Kinds of controller and optimizer, which own parts of a checkpoint.
         classes: Class names by number.
         tell: Reports an event as `(kind, text)`.
@@ -52,6 +54,7 @@ class Persistence:
         reducer: Reducer,
         *,
         copies: Copies,
+        sparse: SparseExchange | None = None,
         kinds: dict[str, str],
         classes: tuple[str, ...],
         tell: Callable[[str, str], None],
@@ -64,6 +67,7 @@ class Persistence:
         self._state = state
         self._reducer = reducer
         self._copies = copies
+        self._sparse = sparse
         self._kinds = kinds
         self._classes = classes
         self._tell = tell
@@ -78,6 +82,7 @@ class Persistence:
         if isinstance(self._optimizer, ListeningOptimizer):
             natural = self._optimizer.natural_state()  # gathered from the workers that own parts
         sync = self._copies.state_dict()
+        waiting = self._sparse.state_dict() if self._sparse is not None else None
         with self._copies.agreed():
             if self._store is None or self._writer is None:
                 return
@@ -87,6 +92,7 @@ class Persistence:
             )
             content["natural"] = natural
             content["sync"] = sync
+            content["sparse"] = waiting
             step = self._state.progress.step
             keep = self._state.best_step if self._config.keep_best else None
             # One deep copy keeps tensors that share memory sharing it in the file.
@@ -157,6 +163,8 @@ class Persistence:
                 classes=self._classes,
             )
             messages += self._copies.load(saved.get("sync"))
+            if self._sparse is not None:
+                messages += self._sparse.load(saved.get("sparse"))
             progress = self._state.progress
             messages.append(
                 f"resumed at step {progress.step}, epoch {progress.position:.2f}, "

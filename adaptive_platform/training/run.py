@@ -305,7 +305,10 @@ class TrainingRun:
             global_batch=consumed,
             microbatches=len(share.microbatches) if share else 0,
             loss_scale=self.state.loss_scale.value,
-            measure=summed and self.state.estimator.due(step),
+            # What sparse sums give is a velocity with holes, which says nothing about noise.
+            measure=summed
+            and self.recipe.reducer.sparse is None
+            and self.state.estimator.due(step),
             squares=variance is not None and variance.due(step),
             alone=not summed,
         )
