@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from adaptive_platform.errors import UserError
 
@@ -231,6 +232,21 @@ def bench(
     data: Annotated[
         str, typer.Option(help="input: folder of pictures to read; some are made if absent.")
     ] = "",
+    workers: Annotated[
+        list[int] | None, typer.Option(help="collectives: numbers of workers.")
+    ] = None,
+    size: Annotated[
+        list[str] | None, typer.Option(help="collectives: message sizes, such as 64KB or 25MB.")
+    ] = None,
+    plan_kind: Annotated[
+        list[str] | None, typer.Option("--plan", help="collectives: plans, such as torus.")
+    ] = None,
+    address: Annotated[
+        str,
+        typer.Option(
+            help="collectives: measure the links of a Ray cluster's own workers, such as `auto`."
+        ),
+    ] = "",
     case: Annotated[
         str, typer.Option(help="overhead: only this case, such as resnet18 or resnet18-memory.")
     ] = "",
@@ -238,14 +254,22 @@ def bench(
     """Measure ours against a baseline, in turn within one run."""
     from rich.console import Console
 
-    from adaptive_platform.bench.collectives import collectives
+    from adaptive_platform.bench.collectives import collectives, read_sizes
     from adaptive_platform.bench.input import input_pipeline
     from adaptive_platform.bench.optimizers import optimizers
     from adaptive_platform.bench.overhead import overhead
     from adaptive_platform.bench.rows import print_rows
 
-    if out and name is not _Bench.collectives:
-        raise UserError(f"--out = {out}: only `bench collectives` writes a file.")
+    of_collectives = {
+        "--out": out,
+        "--workers": workers,
+        "--size": size,
+        "--plan": plan_kind,
+        "--address": address,
+    }
+    for option, value in of_collectives.items():
+        if value and name is not _Bench.collectives:
+            raise UserError(f"{option} = {value}: only `bench collectives` has it.")
     if case and name is not _Bench.overhead:
         raise UserError(f"--case = {case}: only `bench overhead` has cases.")
     if data and name is not _Bench.input:
@@ -258,13 +282,33 @@ def bench(
     elif name is _Bench.input:
         rows, notes = input_pipeline(quick=quick, data=data)
     else:
-        rows = collectives(quick=quick, out=out)
+        rows = collectives(
+            quick=quick,
+            out=out,
+            workers=workers or (),
+            sizes=read_sizes(size or ()),
+            plans=plan_kind or (),
+            address=address,
+        )
     print_rows(rows, as_json=as_json, console=Console())
     for note in notes:
         print(note, file=sys.stderr)
 
 
-plan = typer.Typer(no_args_is_help=True, help="Say what will happen, before anything runs.")
+class _DefaultsToCollectives(typer.core.TyperGroup):
+    """`plan --workers 2048 ...` means `plan collectives --workers 2048 ...`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0].startswith("--") and args[0] != "--help":
+            args = ["collectives", *args]
+        return super().parse_args(ctx, args)
+
+
+plan = typer.Typer(
+    cls=_DefaultsToCollectives,
+    no_args_is_help=True,
+    help="Say what will happen, before anything runs.",
+)
 app.add_typer(plan, name="plan")
 
 
@@ -318,7 +362,25 @@ def plan_parameters(
 
 @plan.command("collectives")
 def plan_collectives(
-    workers: Annotated[int, typer.Option(help="Number of workers.")],
+    workers: Annotated[list[int], typer.Option(help="Number of workers; may be repeated.")],
+    model: Annotated[str, typer.Option(help="Model, such as resnet50; or give --mib.")] = "",
+    network: Annotated[
+        str, typer.Option(help="10gbe, 25gbe, 100gbe, edr, 2xedr or hdr, for the four below.")
+    ] = "",
+    fit: Annotated[
+        str,
+        typer.Option(help="Fit latency to a published efficiency first, such as 32x32:84.75%."),
+    ] = "",
+    batch: Annotated[int, typer.Option(help="Samples of one worker and step.")] = 32,
+    images_per_second: Annotated[
+        float | None, typer.Option(help="Speed of one worker alone; V100 for resnet50 if absent.")
+    ] = None,
+    epochs: Annotated[float, typer.Option(help="Length of training.")] = 90.0,
+    samples: Annotated[int, typer.Option(help="Size of the training set.")] = 1_281_167,
+    image_size: Annotated[int, typer.Option(help="Side of an image in pixels.")] = 224,
+    element_bytes: Annotated[
+        float, typer.Option(help="Bytes of one gradient number on the wire.")
+    ] = 4.0,
     mib: Annotated[float, typer.Option(help="Gradients of one worker, in MiB.")] = 97.5,
     grid: Annotated[str, typer.Option(help="Rows x row length of the torus, such as 32x64.")] = "",
     workers_per_node: Annotated[int, typer.Option(help="Workers that share a machine.")] = 1,
@@ -331,35 +393,60 @@ def plan_collectives(
     ] = "",
     compute_seconds: Annotated[
         float | None,
-        typer.Option(help="Forward and backward of a step: adds overlap and efficiency."),
+        typer.Option(help="Forward and backward of a step, in the place of batch and speed."),
     ] = None,
     bucket_mib: Annotated[float, typer.Option(help="Size of a bucket for the overlap.")] = 25.0,
+    out: Annotated[
+        str, typer.Option(help="Also draw it over the workers: a file in .html or .png.")
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """Price every reduction plan for a cluster that need not exist."""
+    from dataclasses import replace
+
     from rich.console import Console
 
-    from adaptive_platform.bench.plans import (
-        Step,
-        make_links,
-        price_plans,
-        print_plans,
-        read_grid,
-        read_links,
-    )
+    from adaptive_platform.bench.networks import links_of_network
+    from adaptive_platform.bench.plan_pictures import counts_up_to, write_plans
+    from adaptive_platform.bench.planner import Question, answer
+    from adaptive_platform.bench.plans import make_links, print_plans, read_grid, read_links
 
-    step = None
-    if compute_seconds is not None:
-        step = Step(compute_seconds=compute_seconds, bucket_bytes=bucket_mib * 2**20)
-    rows = price_plans(
-        workers,
-        read_links(links) if links else make_links(alpha, beta, local_alpha, local_beta),
-        mib * 2**20,
-        workers_per_node=workers_per_node,
+    if links and network:
+        raise UserError("--links and --network: give one of the two.")
+    if links:
+        chosen = read_links(links)
+    elif network:
+        chosen = links_of_network(network)
+    else:
+        chosen = make_links(alpha, beta, local_alpha, local_beta)
+    question = Question(
+        workers=tuple(workers),
+        links=chosen,
+        model=model,
+        image_size=image_size,
+        message_bytes=mib * 2**20,
+        element_bytes=element_bytes,
+        bucket_bytes=bucket_mib * 2**20,
         grid=read_grid(grid) if grid else None,
-        step=step,
+        workers_per_node=workers_per_node,
+        batch=batch,
+        images_per_second=images_per_second,
+        compute_seconds=compute_seconds,
+        samples=samples,
+        epochs=epochs,
+        fit=fit,
     )
+    rows, fitted = answer(question)
     print_plans(rows, as_json=as_json, console=Console())
+    if fit:
+        latency = fitted.remote.latency_seconds * 1e6
+        typer.echo(f"latency fitted to {fit}: {latency:.3g} microseconds a message", err=True)
+    if out:
+        if len(workers) == 1 and workers_per_node == 1:
+            counts = tuple(counts_up_to(workers[0]))
+            rows, _ = answer(replace(question, workers=counts, grid=None))
+        write_plans(rows, f"{model or 'gradients'} on up to {max(workers):,} workers", out)
+        typer.echo(out)
 
 
 def split_words(words: list[str]) -> tuple[str | None, list[str]]:

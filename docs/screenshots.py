@@ -53,7 +53,8 @@ def photograph(url: str, target: Path, profile: str, height: int = 1000) -> None
     subprocess.run(
         [
             browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-            f"--user-data-dir={profile}", f"--window-size=1400,{height}", "--virtual-time-budget=12000",
+            f"--user-data-dir={profile}", f"--window-size=1400,{height}",
+            "--virtual-time-budget=12000",
             f"--screenshot={target}", url,
         ],
         check=True, capture_output=True, timeout=90,

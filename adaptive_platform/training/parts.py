@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from adaptive_platform.checkpoints.store import CheckpointStore
-from adaptive_platform.collectives import Membership, Reducer
+from adaptive_platform.collectives import Membership, Pending, Reducer
 from adaptive_platform.data import (
     BrokenLedger,
     DataConfig,
@@ -39,6 +40,7 @@ from adaptive_platform.training.own_share import OwnShare
 from adaptive_platform.training.persistence import Persistence
 from adaptive_platform.training.rates import Rates
 from adaptive_platform.training.scoring import Scoring
+from adaptive_platform.training.sparse_exchange import SparseExchange
 from adaptive_platform.training.state import RunState
 from adaptive_platform.training.step import RIDER_SLOTS, Step
 from adaptive_platform.training.subgroups import Subgroups
@@ -136,6 +138,9 @@ def assemble(
         if _through_preconditioner(recipe):
             preconditioner = AdamPreconditioner(optimizer)
         buffers = SharedBuffers(model, shared=membership.world_size > 1)
+        sparse = None
+        if recipe.reducer.sparse is not None:
+            sparse = SparseExchange(recipe.reducer.sparse, reducer, lambda: state.progress.position)
         buckets = GradientBuckets(
             model.named_parameters(),
             reducer.start,
@@ -143,6 +148,8 @@ def assemble(
             rider_slots=RIDER_SLOTS + buffers.num_averaged,
             layers=recipe.statistics.layers or "layers" in recipe.batch.needs,
             preconditioner=preconditioner,
+            start_gradients=_narrowed(recipe, reducer),
+            exchange=sparse,
         )
         resources.callback(buckets.close)
         tell = Teller(observer, state, first=reducer.rank == 0)
@@ -192,6 +199,7 @@ def assemble(
             copies=copies,
             evaluated=evaluated,
             mixing=mixing,
+            sparse=sparse,
             kinds={"batch": recipe.batch.kind, "optimizer": recipe.optimizer.kind},
             classes=source.classes,
             tell=tell.event,
@@ -269,6 +277,14 @@ def _first_state(recipe: Recipe, size: int, minimum: int, data_config: DataConfi
         ledger=BrokenLedger(size, data_config.max_broken_share),
         variance=recipe.vr.build(for_betas=recipe.optimizer.keeps_squares) if recipe.vr else None,
     )
+
+
+def _narrowed(recipe: Recipe, reducer: Reducer) -> Callable[[torch.Tensor], Pending] | None:
+    """Sums in the recipe's narrower type; gradients that are as narrow already stay as they are."""
+    wire = recipe.reducer.wire
+    if wire is None:
+        return None
+    return lambda flat: reducer.start(flat, wire if flat.itemsize > wire.itemsize else None)
 
 
 def _through_preconditioner(recipe: Recipe) -> bool:

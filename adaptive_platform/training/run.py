@@ -128,7 +128,7 @@ class TrainingRun:
 
     def _begin(self, must_resume: bool) -> None:
         if self.reducer.world_size > 1:
-            self._tell.event("note", f"gradients are summed by {self.reducer.plan.describe()}")
+            self._tell.event("note", f"gradients are summed by {self.reducer.describe()}")
         if isinstance(self._optimizer, ListeningOptimizer):
             self._tell.event("note", self._optimizer.describe())
         if self._persistence.restore(must_resume=must_resume):
@@ -304,7 +304,10 @@ class TrainingRun:
             global_batch=consumed,
             microbatches=len(share.microbatches) if share else 0,
             loss_scale=self.state.loss_scale.value,
-            measure=summed and self.state.estimator.due(step),
+            # What sparse sums give is a velocity with holes, which says nothing about noise.
+            measure=summed
+            and self.recipe.reducer.sparse is None
+            and self.state.estimator.due(step),
             squares=variance is not None and variance.due(step),
             alone=not summed,
         )
