@@ -163,9 +163,19 @@ def replay(
 @app.command()
 def recipes() -> None:
     """List the shipped recipes."""
-    from adaptive_platform.recipe import shipped_recipes
+    from adaptive_platform.recipe import published_recipes, shipped_recipes
 
-    _list(shipped_recipes())
+    shipped, small = shipped_recipes(), published_recipes()
+    large = {name: text for name, text in shipped.items() if name.removesuffix("-imagenet") in small
+             and name not in small}  # fmt: skip
+    own = {name: text for name, text in shipped.items() if name not in small and name not in large}
+    _list(own)
+    typer.echo("\nPublished systems, small: digits and a small net, a minute on two cores")
+    _list(small)
+    typer.echo(
+        "\nPublished systems, ResNet-50 on ImageNet: set data.train and data.eval to your folders"
+    )
+    _list(large)
 
 
 def _list(found: dict[str, str]) -> None:
@@ -177,6 +187,7 @@ def _list(found: dict[str, str]) -> None:
 class _Bench(str, Enum):
     overhead = "overhead"
     collectives = "collectives"
+    recipes = "recipes"
 
 
 @app.command()
@@ -185,7 +196,15 @@ def bench(
     quick: Annotated[bool, typer.Option(help="End within a minute, with less certainty.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
     out: Annotated[
-        str, typer.Option(help="collectives: file for the links that `reducer.links` reads.")
+        str,
+        typer.Option(
+            help="collectives: file for the links that `reducer.links` reads. recipes: folder of "
+            "the results; finished runs in it are not made again."
+        ),
+    ] = "",
+    images: Annotated[
+        str,
+        typer.Option(help="recipes: folder with train.parquet and test.parquet, not digits."),
     ] = "",
 ) -> None:
     """Measure ours against a baseline, in turn within one run."""
@@ -195,13 +214,17 @@ def bench(
 
     from adaptive_platform.bench.collectives import collectives
     from adaptive_platform.bench.overhead import overhead
+    from adaptive_platform.bench.recipes import recipes
     from adaptive_platform.bench.rows import Row, print_rows
 
-    if out and name is not _Bench.collectives:
-        raise UserError(f"--out = {out}: only `bench collectives` writes a file.")
+    if out and name is _Bench.overhead:
+        raise UserError(f"--out = {out}: `bench overhead` writes no file.")
+    if images and name is not _Bench.recipes:
+        raise UserError(f"--images = {images}: only `bench recipes` takes images.")
     measures: dict[_Bench, Callable[..., list[Row]]] = {
         _Bench.overhead: overhead,
         _Bench.collectives: partial(collectives, out=out),
+        _Bench.recipes: partial(recipes, out=out, images=images),
     }
     print_rows(measures[name](quick=quick), as_json=as_json, console=Console())
 
