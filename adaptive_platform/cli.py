@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from enum import Enum
 from typing import Annotated
 
@@ -161,6 +160,46 @@ def replay(
 
 
 @app.command()
+def doctor(
+    address: Annotated[
+        str | None, typer.Option(help="Ray cluster to look at, such as `auto`.")
+    ] = None,
+    out: Annotated[str, typer.Option(help="Where runs are to be written.")] = "runs",
+) -> None:
+    """Check this machine, the cluster and the services around it; exit code 1 if runs will fail."""
+    from rich.console import Console
+
+    from adaptive_platform.cluster.doctor import examine
+
+    console, bad = Console(), False
+    for finding in examine(address, out):
+        bad = bad or finding.state == "bad"
+        fix = f"\n{'':16}→ {finding.fix}" if finding.fix else ""
+        line = f"{finding.state:5}{finding.what:16}{finding.found}{fix}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    raise typer.Exit(int(bad))
+
+
+@app.command()
+def dashboards(
+    out: Annotated[str, typer.Argument(help="Folder to write to.")] = "dashboards",
+) -> None:
+    """Write Grafana dashboards and Prometheus alert rules for the live metrics."""
+    from pathlib import Path
+
+    from adaptive_platform.report.dashboards import dashboard_files
+
+    for name, text in dashboard_files().items():
+        path = Path(out) / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{path}: can't be written ({error.strerror or error}).") from None
+        typer.echo(str(path))
+
+
+@app.command()
 def recipes() -> None:
     """List the shipped recipes."""
     from adaptive_platform.recipe import published_recipes, shipped_recipes
@@ -187,6 +226,7 @@ def _list(found: dict[str, str]) -> None:
 class _Bench(str, Enum):
     overhead = "overhead"
     collectives = "collectives"
+    optimizers = "optimizers"
     recipes = "recipes"
 
 
@@ -206,27 +246,37 @@ def bench(
         str,
         typer.Option(help="recipes: folder with train.parquet and test.parquet, not digits."),
     ] = "",
+    case: Annotated[
+        str, typer.Option(help="overhead: only this case, such as resnet18 or resnet18-memory.")
+    ] = "",
 ) -> None:
     """Measure ours against a baseline, in turn within one run."""
-    from functools import partial
-
     from rich.console import Console
 
     from adaptive_platform.bench.collectives import collectives
+    from adaptive_platform.bench.optimizers import optimizers
     from adaptive_platform.bench.overhead import overhead
     from adaptive_platform.bench.recipes import recipes
-    from adaptive_platform.bench.rows import Row, print_rows
+    from adaptive_platform.bench.rows import print_rows
 
-    if out and name is _Bench.overhead:
-        raise UserError(f"--out = {out}: `bench overhead` writes no file.")
+    if out and name not in (_Bench.collectives, _Bench.recipes):
+        raise UserError(f"--out = {out}: only `bench collectives` and `bench recipes` write there.")
     if images and name is not _Bench.recipes:
         raise UserError(f"--images = {images}: only `bench recipes` takes images.")
-    measures: dict[_Bench, Callable[..., list[Row]]] = {
-        _Bench.overhead: overhead,
-        _Bench.collectives: partial(collectives, out=out),
-        _Bench.recipes: partial(recipes, out=out, images=images),
-    }
-    print_rows(measures[name](quick=quick), as_json=as_json, console=Console())
+    if case and name is not _Bench.overhead:
+        raise UserError(f"--case = {case}: only `bench overhead` has cases.")
+    notes: list[str] = []
+    if name is _Bench.overhead:
+        rows, notes = overhead(quick=quick, case=case)
+    elif name is _Bench.optimizers:
+        rows = optimizers(quick=quick)
+    elif name is _Bench.recipes:
+        rows = recipes(quick=quick, out=out, images=images)
+    else:
+        rows = collectives(quick=quick, out=out)
+    print_rows(rows, as_json=as_json, console=Console())
+    for note in notes:
+        print(note, file=sys.stderr)
 
 
 class _Plan(str, Enum):

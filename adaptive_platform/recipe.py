@@ -22,6 +22,7 @@ from adaptive_platform.gradients.precision import PrecisionConfig
 from adaptive_platform.models import ModelConfig
 from adaptive_platform.optimizers import AnyOptimizer, AnySchedule
 from adaptive_platform.progress import Duration, Unit
+from adaptive_platform.report.trackers import TrackerKind
 from adaptive_platform.settings import Settings, user_error
 from adaptive_platform.statistics import StatisticsConfig, VarianceReductionConfig
 from adaptive_platform.sync import AnySync, EveryStepConfig
@@ -85,6 +86,8 @@ class ReportConfig(Settings):
     """Records are written to the run directory at least this often."""
     html: bool = True
     """Write `report.html` at the end."""
+    trackers: tuple[TrackerKind, ...] = ()
+    """Where scalars go as well: `tensorboard` (files in the run directory), `mlflow`, `wandb`."""
 
 
 class Recipe(Settings):
@@ -125,6 +128,13 @@ class Recipe(Settings):
     """What turns gradients into steps; its `lr` belongs to the base batch."""
     schedule: AnySchedule
     """How the learning rate moves over the run."""
+    momentum_schedule: AnySchedule | None = None
+    """How the optimizer's momentum, or first beta, moves: a factor, in the same forms. Nothing: not
+    at all."""
+    weight_decay_schedule: AnySchedule | None = None
+    """How the optimizer's weight decay moves, likewise; such as `kind: step` with `fractions:
+    [0.8]` and `decay: 0.5` (arXiv 1711.04291), or the form of `schedule` itself (arXiv 1903.12650).
+    Nothing: not at all."""
     vr: VarianceReductionConfig | None = None
     """Reduces each gradient element where micro-batches disagree (VRGD), ahead of any optimizer.
     Nothing: plain gradients."""
@@ -156,7 +166,10 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Recipe:
-        self.schedule.check(self.stop.horizon)
+        for name in ("schedule", "momentum_schedule", "weight_decay_schedule"):
+            schedule = getattr(self, name)
+            if schedule is not None:
+                schedule.check(self.stop.horizon)
         for problem in _clashes(self):
             raise ValueError(problem)
         return self
@@ -193,6 +206,12 @@ def _clashes(recipe: Recipe) -> Iterator[str]:
             "gradients reduced by GSNR go with a first-order optimizer, such as lars."
         )
     yield from _sync_clashes(recipe)
+    if recipe.statistics.preconditioned and not recipe.optimizer.keeps_squares:
+        yield (
+            f"statistics.preconditioned = true: optimizer.kind = {recipe.optimizer.kind} keeps no "
+            "average of squared gradients to measure noise through; must be false or left away, or "
+            "use adamw or lamb."
+        )
     if isinstance(rule, LegwConfig):
         warmup = schedule.warmup
         matches = warmup.unit is not Unit.EPOCHS or warmup.value == rule.warmup_epochs
@@ -201,6 +220,16 @@ def _clashes(recipe: Recipe) -> Iterator[str]:
                 f"lr_rule.warmup_epochs = {rule.warmup_epochs:g}: legw lengthens the schedule's "
                 f"own linear warm-up, and schedule.warmup = {warmup}; make the two equal."
             )
+    if recipe.momentum_schedule is not None and not recipe.optimizer.chosen_momentum:
+        yield (
+            f"momentum_schedule: optimizer.kind = {recipe.optimizer.kind} has no momentum here; "
+            "set one above 0, or leave the schedule out."
+        )
+    if recipe.weight_decay_schedule is not None and not recipe.optimizer.weight_decay:
+        yield (
+            "weight_decay_schedule: optimizer.weight_decay = 0, of which any share is 0; set one "
+            "above 0, or leave the schedule out."
+        )
     momentum = recipe.momentum_rule
     if momentum.kind != "keep":
         optimizer = recipe.optimizer

@@ -148,6 +148,7 @@ def recipes(*, quick: bool, out: str = "", images: str = "") -> list[Row]:
         folder.mkdir(parents=True, exist_ok=True)
         data = Path(images).resolve().name if images else "digits"
         record = folder / f"recipes-{data}.jsonl"
+        _cut_off_unfinished(record)
         have = _lines(record, jobs)
         missing = [job for job in jobs if job.key not in have]
         if missing:
@@ -253,11 +254,19 @@ def _result(keeper: _Keeper) -> dict[str, Any]:
     }
 
 
+def _cut_off_unfinished(record: Path) -> None:
+    """Drop a last line that was being written when the study was killed."""
+    text = record.read_text(encoding="utf-8") if record.exists() else ""
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        record.write_text(whole, encoding="utf-8")
+
+
 def _lines(record: Path, jobs: Iterable[Job]) -> dict[tuple[str, int, str], dict[str, Any]]:
     """The lines of these jobs; those of other arms, or of recipes as they once were, are left."""
     wanted = {job.key for job in jobs}
     text = record.read_text(encoding="utf-8") if record.exists() else ""
-    lines = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+    lines = [json.loads(line) for line in text.splitlines()]
     keyed = {(line["arm"], line["seed"], line["settings"]): line for line in lines}
     return {key: line for key, line in keyed.items() if key in wanted}
 

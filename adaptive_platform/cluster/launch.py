@@ -22,8 +22,10 @@ from adaptive_platform.cluster.ray_session import is_local, ray_session, resourc
 from adaptive_platform.cluster.worker import Job
 from adaptive_platform.errors import UserError
 from adaptive_platform.recipe import Recipe
+from adaptive_platform.report.environment import describe_environment, write_environment
 from adaptive_platform.report.records import RunResult
 from adaptive_platform.report.result import write_result
+from adaptive_platform.report.trackers import Trackers, check_trackers
 from adaptive_platform.report.wording import summary_lines
 
 __all__ = ["launch"]
@@ -38,6 +40,7 @@ def launch(
     console: Console | None = None,
     command_time: float | None = None,
     watch: Callable[[list[Message]], bool] | None = None,
+    sweep: str = "",
     **brought: Any,
 ) -> RunResult:
     """Run a recipe on Ray to its end.
@@ -49,6 +52,7 @@ def launch(
             account; now where None.
         watch: Sees the messages of the workers a few times a second; the workers save and leave
             once it has returned True.
+        sweep: Name of the sweep that the run is a trial of, for its metrics.
         **brought: The user's own `model`, `train_data`, `eval_data`, `classes`, `loss`, as in
             `worker.Job`.
 
@@ -69,7 +73,9 @@ def launch(
     with directory.cleared_if_unused(), ray_session(recipe) as session:
         monitor.mark("ray", time.time())
         scaling = resources_for(recipe, session)
-        mailbox = open_mailbox()
+        write_environment(directory.path, describe_environment(session.resources))
+        run = recipe.name if sweep else directory.path.rstrip("/").rsplit("/", 1)[-1]
+        mailbox = open_mailbox({"run": run, "recipe": recipe.name, "sweep": sweep})
         job = Job(
             recipe=recipe,
             run_dir=directory.path,
@@ -99,6 +105,7 @@ def _check_early(recipe: Recipe, brought: dict[str, Any]) -> None:
 
     Data is looked at only where this machine is the cluster; elsewhere its paths are the workers'.
     """
+    check_trackers(recipe.report.trackers, recipe.resume or recipe.out or "")
     if brought.get("model") is None:
         recipe.model.check()
     if brought.get("train_data") is None and is_local(recipe) and not ray.is_initialized():
@@ -133,6 +140,7 @@ def _run_trainer(
             failure_config=FailureConfig(max_failures=job.recipe.max_failures),
         ),
     )
+    trackers = Trackers(job.recipe.report.trackers, job.run_dir, job.recipe.model_dump(mode="json"))
     failure: list[BaseException] = []
 
     def fit() -> None:
@@ -148,6 +156,8 @@ def _run_trainer(
     def take() -> None:
         messages = _collect(job.mailbox)
         monitor.take(messages)
+        for told in trackers.take(messages):
+            monitor.say(told)
         if watch is not None and watch(messages) and not asked.exit_code:
             asked.exit_code = 128 + signal.SIGTERM
 
@@ -161,6 +171,7 @@ def _run_trainer(
                 "stopping: the workers finish the step in hand and save; Ctrl-C again leaves now"
             )
     take()
+    trackers.close()
     return failure[0] if failure else None
 
 

@@ -169,6 +169,7 @@ def render_html(runs: Sequence[RunData]) -> str:
         _decisions(runs, names),
         _events(runs, names),
         _recipes(runs, names),
+        _environments(runs, names),
     ]
     return page(title, "".join(body), payload, _SCRIPT)
 
@@ -213,7 +214,10 @@ def _single(run: RunData) -> str:
 
 
 def _story(run: RunData) -> str:
-    return html.escape(" ".join(sentences(run))).replace(" %", "&nbsp;%")
+    """Three sentences for everybody, and the rest for those who read on."""
+    told = [html.escape(sentence).replace(" %", "&nbsp;%") for sentence in sentences(run)]
+    more = f' <span class="note">{" ".join(told[3:])}</span>' if told[3:] else ""
+    return " ".join(told[:3]) + more
 
 
 def _comparison(runs: Sequence[RunData], names: Sequence[str]) -> str:
@@ -327,6 +331,18 @@ def _recipes(runs: Sequence[RunData], names: Sequence[str]) -> str:
             else f"<details><summary>{html.escape(name)}</summary>{shown}</details>"
         )
     return "".join(parts)
+
+
+def _environments(runs: Sequence[RunData], names: Sequence[str]) -> str:
+    known = list(dict.fromkeys(name for run in runs for name in run.environment))
+    if not known:
+        return ""
+    rows = [
+        [html.escape(name), *(html.escape(str(run.environment.get(name, "–"))) for run in runs)]
+        for name in known
+    ]
+    head = ["what", *(map(html.escape, names) if len(runs) > 1 else ["value"])]
+    return f"<h2>Environment</h2>{table(head, rows)}"
 
 
 def table(head: Iterable[str], rows: Iterable[Sequence[str]]) -> str:

@@ -47,6 +47,9 @@ class StepRecord:
     """G2, smoothed: squared norm of the true gradient; may be negative while noise hides it."""
     biased: bool = False
     """True where one micro-batch per step forced the estimate from consecutive gradients."""
+    preconditioned: bool = False
+    """True where noise is measured on gradients times Adam's preconditioner, so that
+    `noise_trace` and `signal_sqnorm` have not the unit of `grad_sqnorm`."""
     hessian_top_eigenvalue: float | None = None
     """Top eigenvalue of the loss's Hessian at the last epoch's end; None where not measured."""
     gsnr: float | None = None

@@ -296,9 +296,11 @@ def _tune(
         config["fields"] = tune.grid_search(planned)
         search: Any = BasicVariantGenerator(max_concurrent=concurrent)
     else:
+        import optuna
         from ray.tune.search import ConcurrencyLimiter
         from ray.tune.search.optuna import OptunaSearch
 
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
         space = OptunaSpace(sweep.space)
         found = OptunaSearch(space=space, metric=sweep.metric, mode=sweep.mode, seed=sweep.seed)
         search = ConcurrencyLimiter(found, max_concurrent=concurrent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -75,7 +76,7 @@ def render_page(sweep: Sweep, rows: Sequence[TrialRow], best_recipe: str) -> str
         _panel(
             "coordinates",
             "Fields and score",
-            "One line per scored trial. Drag along an axis to keep only some of them.",
+            "One line per scored trial; the best is thick, and the paler the worse.",
             drawn,
             "No trial was scored.",
         ),
@@ -152,48 +153,106 @@ def _panel(name: str, title: str, note: str, drawn: dict[str, Any], nothing: str
 
 
 def _coordinates(ranked: list[TrialRow], sweep: Sweep) -> dict[str, Any]:
-    """One axis per field, the score on the last one and as colour."""
+    """One vertical axis per field and one for the score; plain lines, which need no WebGL."""
     names = [n for n in sweep.space if any(n in row.fields for row in ranked)]
     scores = [float(row.score(sweep.metric) or 0.0) for row in ranked]
-    axes = [_axis(name, [row.fields.get(name) for row in ranked]) for name in names]
-    axes.append({"label": sweep.metric, "values": json_numbers(scores)})
-    lines = {
-        "type": "parcoords",
-        "dimensions": axes,
-        "line": {
-            "color": json_numbers(scores),
-            "colorscale": "Viridis",
-            "reversescale": sweep.metric == "loss",
-            "showscale": True,
+    axes = [_axis([row.fields.get(name) for row in ranked]) for name in names]
+    axes.append(_axis(scores))
+    last = len(ranked) - 1
+    traces = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": row.trial,
+            "x": list(range(len(axes))),
+            "y": json_numbers([axis.heights[at] for axis in axes]),
+            "line": {"color": _shade(at / last if last else 0.0), "width": 4 if at == 0 else 1.5},
+            "hovertemplate": f"{html.escape(told(row.fields))}<br>"
+            f"{sweep.metric} {number(scores[at])}<extra>{html.escape(row.trial)}</extra>",
+            "showlegend": False,
+        }
+        for at, row in reversed(list(enumerate(ranked)))
+    ]
+    titles = [*names, sweep.metric]
+    layout = {
+        "margin": {"l": 60, "r": 60, "t": 16, "b": 40},
+        "plot_bgcolor": "white",
+        "xaxis": {
+            "tickvals": list(range(len(axes))),
+            "ticktext": [f"<b>{html.escape(title)}</b>" for title in titles],
+            "showgrid": False,
+            "zeroline": False,
+            "range": [-0.15, len(axes) - 0.85],
         },
-    }
-    layout = {"margin": {"l": 80, "r": 60, "t": 50, "b": 20}, "paper_bgcolor": "white"}
-    return {"data": [lines] if ranked else [], "layout": layout}
-
-
-def _axis(name: str, values: list[Any]) -> dict[str, Any]:
-    """An axis of numbers, logarithmic where they span a decade, or of named levels."""
-    known = [value for value in values if value is not None]
-    numeric = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in known)
-    if numeric and len(known) == len(values):
-        numbers = np.array([float(v) for v in values])
-        if numbers.min() > 0 and numbers.max() / numbers.min() >= 10:
-            ticks = np.linspace(np.log10(numbers.min()), np.log10(numbers.max()), 5)
-            return {
-                "label": name,
-                "values": json_numbers(np.log10(numbers)),
-                "tickvals": json_numbers(ticks),
-                "ticktext": [number(10.0**tick, 2) for tick in ticks],
+        "yaxis": {"visible": False, "range": [-0.05, 1.05]},
+        "hovermode": "closest",
+        "shapes": [
+            {"type": "line", "x0": at, "x1": at, "y0": 0, "y1": 1, "line": {"color": "#9aa0a6"}}
+            for at in range(len(axes))
+        ],
+        "annotations": [
+            {
+                "x": at,
+                "y": height,
+                "text": html.escape(text),
+                "showarrow": False,
+                "xanchor": "left",
+                "xshift": 4,
+                "font": {"size": 11, "color": "#444"},
+                "bgcolor": "rgba(255,255,255,0.75)",
             }
-        return {"label": name, "values": json_numbers(numbers)}
-    texts = ["–" if v is None else number(v) if isinstance(v, float) else str(v) for v in values]
-    levels = sorted(set(texts))
-    return {
-        "label": name,
-        "values": [levels.index(text) for text in texts],
-        "tickvals": list(range(len(levels))),
-        "ticktext": levels,
+            for at, axis in enumerate(axes)
+            for height, text in axis.ticks
+        ],
     }
+    return {"data": traces if ranked else [], "layout": layout}
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    heights: list[float]
+    """Where each trial crosses it, in [0, 1]."""
+    ticks: list[tuple[float, str]]
+    """Heights and what stands there."""
+
+
+def _axis(values: list[Any]) -> _Axis:
+    """An axis of numbers, logarithmic where they span a decade, or of named levels."""
+    numeric = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
+    if numeric and len(set(values)) > 4:
+        numbers = np.array([float(v) for v in values])
+        low, high = numbers.min(), numbers.max()
+        log = low > 0 and high / low >= 10
+        scaled = (
+            np.log(numbers / low) / np.log(high / low) if log else (numbers - low) / (high - low)
+        )
+        shares = (0.0, 0.25, 0.5, 0.75, 1.0)
+        marks = [low * (high / low) ** s if log else low + s * (high - low) for s in shares]
+        return _Axis(
+            [float(v) for v in scaled],
+            [(share, number(mark, 3)) for share, mark in zip(shares, marks, strict=True)],
+        )
+    levels = sorted({_level(v) for v in values})
+    step = 1.0 / max(len(levels) - 1, 1)
+    heights = {level: at * step if len(levels) > 1 else 0.5 for at, level in enumerate(levels)}
+    ticks = [(heights[level], level[2]) for level in levels]
+    return _Axis([heights[_level(value)] for value in values], ticks)
+
+
+def _level(value: Any) -> tuple[int, float, str]:
+    """Orders named levels: what was not drawn, then numbers, then text; last, what is shown."""
+    if value is None:
+        return 0, 0.0, "–"
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return 1, float(value), number(value) if isinstance(value, float) else str(value)
+    return 2, 0.0, str(value)
+
+
+def _shade(share: float) -> str:
+    """From the first colour of the reports for the best trial to light grey for the worst."""
+    best, worst = (47, 109, 179), (214, 216, 220)
+    mixed = [round(b + (w - b) * share) for b, w in zip(best, worst, strict=True)]
+    return f"rgb({mixed[0]},{mixed[1]},{mixed[2]})"
 
 
 def _importance(ranked: list[TrialRow], metric: str) -> dict[str, Any]:

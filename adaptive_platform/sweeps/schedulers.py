@@ -63,7 +63,7 @@ class Asha(Scheduler):
             time_attr=_TIME,
             metric=metric,
             mode=mode,
-            max_t=100,
+            max_t=101,  # beyond the end: what comes that far ends by itself
             grace_period=self.grace_percent,
             reduction_factor=self.reduction_factor,
             stop_last_trials=False,

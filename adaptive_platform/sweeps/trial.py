@@ -20,6 +20,7 @@ from adaptive_platform.storage import exists, join, open_location
 
 if TYPE_CHECKING:
     from adaptive_platform.recipe import Recipe
+    from adaptive_platform.sweeps.config import Sweep
 
 __all__ = ["STOP_NAME", "SweepTrial", "run_dir_of"]
 
@@ -106,6 +107,7 @@ class _Run:
         self._reports: queue.SimpleQueue[dict[str, Any] | Exception] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._newest: dict[str, Any] = {}
+        self._batch: int | None = None
         self._scores: dict[str, Any] = {}
         self._begun = time.monotonic()
         self._thread = threading.Thread(target=self._work, args=(fields,), daemon=True)
@@ -164,25 +166,25 @@ class _Run:
 
     def _work(self, fields: dict[str, Any]) -> None:
         from adaptive_platform.cluster.launch import launch
+        from adaptive_platform.sweeps.config import read_sweep
 
         try:
-            result = launch(self._recipe(fields), watch=self._watch)
+            sweep = read_sweep(self._sweep_dir)
+            result = launch(self._recipe(sweep, fields), watch=self._watch, sweep=sweep.name)
         except Exception as error:
             self._reports.put(TrialFailedError(str(error)))
             return
         scores = {"accuracy": result.accuracy, "loss": result.loss}
         scores = {name: value for name, value in scores.items() if value is not None}
         if result.status == "done":
+            self._batch = result.final_batch or self._batch
             self._report(scores, 100.0, ended="done", done=True)
         elif self._stop.is_set() and result.status == "interrupted":
             self._report({**self._scores, **scores}, self._newest.get("percent", 0.0))
         else:
             self._reports.put(TrialFailedError(result.message))
 
-    def _recipe(self, fields: dict[str, Any]) -> Recipe:
-        from adaptive_platform.sweeps.config import read_sweep
-
-        sweep = read_sweep(self._sweep_dir)
+    def _recipe(self, sweep: Sweep, fields: dict[str, Any]) -> Recipe:
         name = f"{sweep.name}-{self._dir.rsplit('/', 1)[-1]}"
         where = {"resume": self._dir} if _can_go_on(self._dir) else {"out": self._dir}
         return sweep.recipe_of(fields).model_copy(update={"name": name, **where})
@@ -191,6 +193,9 @@ class _Run:
         for kind, fields, fraction in messages:
             if kind == "step":
                 self._newest = fields
+                self._batch = self._batch or fields["global_batch"]
+            elif kind == "decision":
+                self._batch = fields["new_batch"]
             elif kind == "evaluation":
                 scores = {name: fields[name] for name in ("accuracy", "loss")}
                 scores = {name: value for name, value in scores.items() if value is not None}
@@ -204,7 +209,7 @@ class _Run:
             {
                 "step": step.get("step", 0),
                 "samples": step.get("samples_seen", 0),
-                "batch": step.get("global_batch"),
+                "batch": self._batch,
                 "lr": step.get("lr"),
                 "seconds": time.monotonic() - self._begun,
                 "percent": percent,

@@ -8,6 +8,7 @@ from adaptive_platform.collectives import Membership, Reducer
 from adaptive_platform.controllers import Decision, Limits, Observation
 from adaptive_platform.errors import UserError
 from adaptive_platform.gradients.buckets import GradientBuckets
+from adaptive_platform.optimizers import AdamPreconditioner
 from adaptive_platform.recipe import Recipe
 from adaptive_platform.statistics.throughput import StepTiming
 from adaptive_platform.training.curvature import Curvature
@@ -62,6 +63,7 @@ class Measuring:
         minimum: Smallest micro-batch of the model.
         share: Knows the largest micro-batch.
         curvature: Measures the Hessian, where that is needed.
+        preconditioner: What noise is measured through; plain gradients where None.
     """
 
     def __init__(
@@ -75,12 +77,14 @@ class Measuring:
         minimum: int,
         share: OwnShare,
         curvature: Curvature,
+        preconditioner: AdamPreconditioner | None,
     ) -> None:
         self._state = state
         self._reducer = reducer
         self._minimum = minimum
         self._share = share
         self._curvature = curvature
+        self._preconditioner = preconditioner
         self._tell = tell
         self._num_nodes = len(set(membership.node_of_rank or ("one",)))
         self._needs = recipe.batch.needs
@@ -94,7 +98,12 @@ class Measuring:
             state.previous_gradient.forget()
             state.estimator.update(moments)
             return
-        difference = state.previous_gradient.difference(buckets, step.mean_factor, measured.trained)
+        difference = state.previous_gradient.difference(
+            buckets,
+            step.mean_factor,
+            measured.trained,
+            self._preconditioner if moments.preconditioned else None,
+        )
         if difference is not None:
             state.estimator.update_differenced(difference)
 

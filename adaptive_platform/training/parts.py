@@ -16,8 +16,8 @@ from adaptive_platform.errors import DataError, UserError
 from adaptive_platform.gradients.buckets import GradientBuckets
 from adaptive_platform.gradients.buffers import SharedBuffers
 from adaptive_platform.gradients.loss import SampleLoss
-from adaptive_platform.models import smallest_microbatch
-from adaptive_platform.optimizers import Exchange, ListeningOptimizer
+from adaptive_platform.models import NormalizationPolicy, smallest_microbatch
+from adaptive_platform.optimizers import AdamPreconditioner, Exchange, ListeningOptimizer
 from adaptive_platform.progress import Progress
 from adaptive_platform.recipe import Recipe
 from adaptive_platform.training.copies import Copies, NodeReducer
@@ -31,6 +31,7 @@ from adaptive_platform.training.rates import Rates
 from adaptive_platform.training.scoring import Scoring
 from adaptive_platform.training.state import RunState
 from adaptive_platform.training.step import RIDER_SLOTS, Step
+from adaptive_platform.training.subgroups import Subgroups
 from adaptive_platform.training.telling import Teller
 
 __all__ = ["Parts", "assemble"]
@@ -55,7 +56,7 @@ class Parts:
     persistence: Persistence
     copies: Copies
     minimum: int
-    """Fewest samples of a micro-batch that the model can train on."""
+    """Fewest samples of a step that the model can train on."""
     memory_format: torch.memory_format
     """Layout of 4-D inputs."""
     resources: ExitStack
@@ -86,17 +87,34 @@ def assemble(
     refuse_sparse(model)
     evaluation_loss = loss or recipe.loss.build_evaluation()
     memory_format = memory_format_of(model)
-    minimum = smallest_microbatch(model)
+    policy = recipe.model.normalization
+    minimum = _smallest_slice(model, policy, membership.world_size)
     state = _first_state(recipe, len(source.train), minimum, data_config)
     with ExitStack() as resources:
         reducer = Reducer(recipe.reducer, membership, _device_of(model))
         resources.callback(reducer.close)
+        subgroups = Subgroups(membership, reducer.device, recipe.reducer.timeout_seconds, resources)
+        policy.apply(
+            model,
+            membership.rank,
+            membership.world_size,
+            lambda ranks: subgroups.among(ranks).all_reduce,
+        )
         optimizer = recipe.optimizer.build_for(
             model,
-            Exchange(reducer.rank, reducer.world_size, reducer.all_reduce, reducer.broadcast),
+            Exchange(
+                reducer.rank,
+                reducer.world_size,
+                reducer.all_reduce,
+                reducer.broadcast,
+                subgroups.exchange,
+            ),
         )
         if isinstance(optimizer, ListeningOptimizer):
             resources.callback(optimizer.close)
+        preconditioner = None
+        if _through_preconditioner(recipe):
+            preconditioner = AdamPreconditioner(optimizer)
         buffers = SharedBuffers(model, shared=membership.world_size > 1)
         buckets = GradientBuckets(
             model.named_parameters(),
@@ -104,13 +122,21 @@ def assemble(
             bucket_bytes=int(recipe.reducer.bucket_mib * _MIB),
             rider_slots=RIDER_SLOTS + buffers.num_averaged,
             layers=recipe.statistics.layers or "layers" in recipe.batch.needs,
+            preconditioner=preconditioner,
         )
         resources.callback(buckets.close)
         tell = Teller(observer, state, first=reducer.rank == 0)
         stream = SampleStream(
             source.train, data_config, recipe.seed, membership.rank, membership.world_size
         )
-        share = OwnShare(stream, state, reducer, minimum=minimum, microbatch=recipe.microbatch)
+        share = OwnShare(
+            stream,
+            state,
+            reducer,
+            minimum=1 if policy.together else minimum,
+            microbatch=recipe.microbatch,
+            together=policy.together,
+        )
         resources.callback(share.close)
         curvature = Curvature(
             model,
@@ -156,6 +182,7 @@ def assemble(
                 minimum=minimum,
                 share=share,
                 curvature=curvature,
+                preconditioner=preconditioner,
             ),
             scoring=Scoring(
                 model,
@@ -168,6 +195,7 @@ def assemble(
                 reducer=reducer,
                 observer=observer,
                 tell=tell,
+                policy=policy,
             ),
             persistence=persistence,
             copies=copies,
@@ -175,6 +203,12 @@ def assemble(
             memory_format=memory_format,
             resources=resources.pop_all(),
         )
+
+
+def _smallest_slice(model: nn.Module, policy: NormalizationPolicy, world_size: int) -> int:
+    """Fewest samples of a step: one micro-batch, or where all must take part, one sample each."""
+    smallest = smallest_microbatch(model)
+    return max(smallest, world_size) if policy.together else smallest
 
 
 def _first_state(recipe: Recipe, size: int, minimum: int, data_config: DataConfig) -> RunState:
@@ -186,11 +220,15 @@ def _first_state(recipe: Recipe, size: int, minimum: int, data_config: DataConfi
         base_batch=recipe.lr_rule.base_batch or recipe.batch.global_batch,
         global_batch=recipe.batch.global_batch,
         loss_scale=recipe.precision.first_scale(),
-        estimator=recipe.statistics.build(),
+        estimator=recipe.statistics.build(preconditioned=_through_preconditioner(recipe)),
         controller=recipe.batch.build(),
         ledger=BrokenLedger(size, data_config.max_broken_share),
         variance=recipe.vr.build(for_betas=recipe.optimizer.keeps_squares) if recipe.vr else None,
     )
+
+
+def _through_preconditioner(recipe: Recipe) -> bool:
+    return recipe.optimizer.keeps_squares and recipe.statistics.preconditioned is not False
 
 
 def _device_of(model: nn.Module) -> torch.device:

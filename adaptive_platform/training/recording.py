@@ -67,6 +67,7 @@ def step_record(
         noise_trace=summary.noise_trace,
         signal_sqnorm=summary.signal_sqnorm,
         biased=summary.biased,
+        preconditioned=summary.preconditioned,
         gsnr=summary.gsnr,
         hessian_top_eigenvalue=summary.hessian_top_eigenvalue,
         efficiency=summary.efficiency(max(measured.trained, 1), base_batch),

@@ -27,7 +27,6 @@ from adaptive_platform.progress import Progress
 from adaptive_platform.recipe import Recipe
 from adaptive_platform.training.adversaries import with_adversaries
 from adaptive_platform.training.cadence import crossed, is_over
-from adaptive_platform.training.evaluation import microbatch_to
 from adaptive_platform.training.measuring import refuse_unmet_needs
 from adaptive_platform.training.observer import Observer, SilentObserver
 from adaptive_platform.training.parts import assemble
@@ -148,6 +147,11 @@ class TrainingRun:
     def progress(self) -> Progress:
         """Where the run stands."""
         return self.state.progress
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """What turns gradients into steps; to look at, the run drives it."""
+        return self._optimizer
 
     @property
     def is_first(self) -> bool:
@@ -308,7 +312,7 @@ class TrainingRun:
         # Dropout and the like: a function of step and rank, so a resumed run draws the same.
         torch.manual_seed(hash((self.recipe.seed, step, self.reducer.rank)) & 0x7FFFFFFF)
         for microbatch in share.microbatches if share else ():
-            self._current = microbatch_to(microbatch, self._device, self._memory_format)
+            self._current = microbatch.on(self._device, self._memory_format)
             done = self._step.backward_done
             yield self._current
             if self._out_of_memory:
@@ -331,8 +335,7 @@ class TrainingRun:
             lr = self._rates.apply(measured.trained, summary)
             self._commit(measured)
             gain = summary.gain(measured.trained, self._rates.base_batch)
-            advance = self.recipe.lr_rule.advance(gain)
-            state.progress = before.committed(consumed, measured.trained, advance)
+            state.progress = before.committed(consumed, measured.trained, self._rates.advance(gain))
             state.skipped_in_a_row = 0
         else:
             self._skip(measured, consumed)

@@ -8,13 +8,18 @@ import torch
 from torch import nn
 
 from adaptive_platform.collectives import Reducer
-from adaptive_platform.data import DataConfig, DataSource
+from adaptive_platform.data import DataConfig, DataSource, evaluation_batches
 from adaptive_platform.gradients.loss import SampleLoss
 from adaptive_platform.gradients.precision import PrecisionConfig
-from adaptive_platform.models import average_normalization
+from adaptive_platform.models import (
+    NormalizationPolicy,
+    average_normalization,
+    recompute_statistics,
+)
 from adaptive_platform.report.records import EvalRecord
 from adaptive_platform.training.evaluation import evaluate
 from adaptive_platform.training.observer import Observer
+from adaptive_platform.training.probe import chosen_samples, read_plainly
 from adaptive_platform.training.state import RunState
 from adaptive_platform.training.telling import Teller
 from adaptive_platform.training.unison import everyones
@@ -22,6 +27,8 @@ from adaptive_platform.training.unison import everyones
 __all__ = ["Scoring"]
 
 _BATCH = 256
+_RECOMPUTE_SAMPLES = 1024
+"""Where the policy leaves the number open."""
 
 
 class Scoring:
@@ -38,6 +45,7 @@ class Scoring:
         reducer: The workers.
         observer: Hears the record on the first worker.
         tell: Names samples that could not be read.
+        policy: What batch normalization uses at evaluation.
     """
 
     def __init__(
@@ -53,6 +61,7 @@ class Scoring:
         reducer: Reducer,
         observer: Observer,
         tell: Teller,
+        policy: NormalizationPolicy,
     ) -> None:
         self._model = model
         self._source = source
@@ -64,12 +73,18 @@ class Scoring:
         self._reducer = reducer
         self._observer = observer
         self._tell = tell
+        self._recomputed_from = (
+            chosen_samples(source.train, policy.recompute_samples or _RECOMPUTE_SAMPLES, state.seed)
+            if policy.evaluation == "recomputed"
+            else None
+        )
 
     def score(self) -> None:
         """Score the held-out set, where there is one. All workers take part."""
         if self._source.eval is None:
             return
         average_normalization(self._model, self._reducer.all_reduce, weight=1.0)
+        self._recompute()
         score = evaluate(
             self._model,
             self._source.eval,
@@ -101,4 +116,21 @@ class Scoring:
                     seconds=score.seconds,
                     time=time.time(),
                 )
+            )
+
+    def _recompute(self) -> None:
+        """Give batch normalization the statistics of training samples, where the policy says so.
+
+        Single samples are left out, as they have no variance of their own.
+        """
+        if self._recomputed_from is None:
+            return
+        reducer, config = self._reducer, read_plainly(self._config)
+        batches = evaluation_batches(
+            self._recomputed_from, config, reducer.rank, reducer.world_size, _BATCH
+        )
+        moved = (each.on(reducer.device, self._memory_format) for each in batches)
+        with self._precision.autocast(reducer.device.type):
+            recompute_statistics(
+                self._model, (each.inputs for each in moved if len(each) > 1), reducer.all_reduce
             )

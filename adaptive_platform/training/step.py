@@ -220,7 +220,8 @@ class Step:
         buckets.layer_rider.copy_(self._layer_sums)
         started = time.perf_counter()
         sqnorm = buckets.finish()
-        parts = [buckets.used, buckets.rider[:RIDER_SLOTS], sqnorm.reshape(1)]
+        both = torch.stack([sqnorm, buckets.summed_sqnorm])
+        parts = [buckets.used, buckets.rider[:RIDER_SLOTS], both]
         if self._measure:
             parts += [buckets.layer_rider, buckets.summed_layer_sqnorms]
         values = torch.cat(parts).tolist()
@@ -230,7 +231,7 @@ class Step:
         return self._measured(values[:RIDER_SLOTS], values[RIDER_SLOTS:], waited)
 
     def _measured(self, sums: list[float], sqnorms: list[float], waited: float) -> Measured:
-        sqnorm, layers = sqnorms[0], sqnorms[1:]
+        sqnorm, in_same_measure, layers = sqnorms[0], sqnorms[1], sqnorms[2:]
         trained = round(sums[_SAMPLES])
         microbatches = round(sums[_MICROBATCHES])
         # Samples left out since `begin`: the gradient is a mean over those that were read.
@@ -252,8 +253,9 @@ class Step:
                 micro_sqnorm=sums[_SQNORM] / microbatches,
                 inverse_microbatch=sums[_INVERSE] / microbatches,
                 num_microbatches=microbatches,
-                global_sqnorm=grad_sqnorm,
+                global_sqnorm=in_same_measure * self._correction**2,
                 global_batch=trained,
+                preconditioned=self._buckets.preconditioned,
                 layer_micro_sqnorms=[v / microbatches for v in in_order(of_microbatches)]
                 if layers
                 else (),

@@ -73,13 +73,14 @@ def test_a_run_becomes_a_line(recorded):
 def test_what_was_run_is_not_run_again(recorded, tmp_path, monkeypatch):
     jobs, record = recorded
     copy = tmp_path / "recipes-digits.jsonl"
-    # The end of a line that was being written when the study was killed is passed over.
+    # The end of a line that was being written when the study was killed is cut off.
     copy.write_text(record.read_text() + '{"arm": "small ba')
     asked = []
     monkeypatch.setattr(bench, "jobs_for", lambda *_, **__: jobs)
     monkeypatch.setattr(bench, "run_group", lambda *call, **_: asked.append(call))
     rows = bench.recipes(quick=True, out=str(tmp_path))
     assert not asked
+    assert copy.read_text() == record.read_text()
     assert {row.case for row in rows} >= {"das-2016: accuracy", "jin-2016-gossip: bytes per step"}
     assert all(row.baseline is None and row.repeats == 1 for row in rows)
     for suffix in ("md", "html"):

@@ -149,8 +149,12 @@ def test_the_page_shows_everything_and_loads_nothing(tmp_path):
     (payload,) = re.findall(r'id="figures">(.*?)</script>', text, re.S)
     figures = json.loads(payload)
     assert set(figures) == {"coordinates", "importance", "curves"}
-    labels = [axis["label"] for axis in figures["coordinates"]["data"][0]["dimensions"]]
-    assert labels == ["optimizer.lr", "accuracy"]
+    coordinates = figures["coordinates"]
+    assert coordinates["layout"]["xaxis"]["ticktext"] == ["<b>optimizer.lr</b>", "<b>accuracy</b>"]
+    assert len(coordinates["data"]) == 6
+    best = coordinates["data"][-1]
+    assert best["name"] == "00001"
+    assert best["y"][-1] == 1.0
     assert len(figures["curves"]["data"]) == 6
     own = text.replace(get_plotlyjs(), "")  # the library names addresses that it never loads
     assert not re.search(r"(src|href)=", own)
