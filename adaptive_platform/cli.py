@@ -279,13 +279,41 @@ def bench(
         print(note, file=sys.stderr)
 
 
-class _Plan(str, Enum):
-    collectives = "collectives"
+plan = typer.Typer(no_args_is_help=True, help="Say what will happen, before anything runs.")
+app.add_typer(plan, name="plan")
 
 
-@app.command()
-def plan(
-    name: Annotated[_Plan, typer.Argument(help="What to plan.")],
+@plan.command("schedule")
+def plan_schedule(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[RECIPE] [FIELD=VALUE]...", help="As for train.")
+    ] = None,
+    out: Annotated[str, typer.Option(help="Also draw it: a file that ends in .html or .png.")] = "",
+    samples: Annotated[
+        int, typer.Option(help="Training samples, which turn epochs into steps.")
+    ] = 50_000,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Show learning rate, batch, momentum and weight decay over a recipe's run."""
+    from rich.console import Console
+
+    from adaptive_platform.bench.rate_plans import print_rate_plan, write_rate_plan
+    from adaptive_platform.recipe import load_recipe
+    from adaptive_platform.training.rate_plan import plan_rates
+
+    if samples < 1:
+        raise UserError(f"--samples = {samples}: must be at least 1.")
+    name, overrides = split_words(words or [])
+    recipe = load_recipe(name or "quickstart", overrides)
+    found = plan_rates(recipe, dataset_size=samples)
+    print_rate_plan(found, as_json=as_json, console=Console())
+    if out:
+        write_rate_plan(found, recipe.name, out)
+        typer.echo(out)
+
+
+@plan.command("collectives")
+def plan_collectives(
     workers: Annotated[int, typer.Option(help="Number of workers.")],
     mib: Annotated[float, typer.Option(help="Gradients of one worker, in MiB.")] = 97.5,
     grid: Annotated[str, typer.Option(help="Rows x row length of the torus, such as 32x64.")] = "",
@@ -316,7 +344,6 @@ def plan(
         read_links,
     )
 
-    del name  # the only one
     step = None
     if compute_seconds is not None:
         step = Step(compute_seconds=compute_seconds, bucket_bytes=bucket_mib * 2**20)

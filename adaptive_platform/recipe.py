@@ -16,11 +16,13 @@ from adaptive_platform.controllers import AnyController, AnyLrRule, AnyMomentumR
 from adaptive_platform.controllers.lr_rules import LegwConfig
 from adaptive_platform.controllers.momentum_rules import KeepMomentumConfig
 from adaptive_platform.data import AnyData
+from adaptive_platform.data.mixing import ErasingConfig, MixupConfig
 from adaptive_platform.errors import UserError
 from adaptive_platform.gradients.loss import LossConfig
 from adaptive_platform.gradients.precision import PrecisionConfig
 from adaptive_platform.models import ModelConfig
-from adaptive_platform.optimizers import AnyOptimizer, AnySchedule
+from adaptive_platform.optimizers import AnyOptimizer, AnySchedule, WeightAveragingConfig
+from adaptive_platform.optimizers.cyclic_tail import CyclicTailSchedule
 from adaptive_platform.progress import Duration, Unit
 from adaptive_platform.report.trackers import TrackerKind
 from adaptive_platform.settings import Settings, user_error
@@ -135,6 +137,15 @@ class Recipe(Settings):
     """How the optimizer's weight decay moves, likewise; such as `kind: step` with `fractions:
     [0.8]` and `decay: 0.5` (arXiv 1711.04291), or the form of `schedule` itself (arXiv 1903.12650).
     Nothing: not at all."""
+    mixup: MixupConfig | None = None
+    """Train on mixtures of samples. Nothing: on the samples."""
+    erasing: ErasingConfig | None = None
+    """Blank random rectangles of training images. Nothing: none."""
+    averaging: WeightAveragingConfig | None = None
+    """Evaluations score an average of the weights. Nothing: the weights themselves."""
+    ensemble: bool = False
+    """With `schedule.kind = cyclic_tail`: keep the weights of every cycle's end; the evaluation
+    there, and so the last one, scores the mean of all their probabilities (arXiv 1711.04291)."""
     vr: VarianceReductionConfig | None = None
     """Reduces each gradient element where micro-batches disagree (VRGD), ahead of any optimizer.
     Nothing: plain gradients."""
@@ -229,6 +240,19 @@ def _clashes(recipe: Recipe) -> Iterator[str]:
         yield (
             "weight_decay_schedule: optimizer.weight_decay = 0, of which any share is 0; set one "
             "above 0, or leave the schedule out."
+        )
+    if recipe.ensemble and not isinstance(schedule, CyclicTailSchedule):
+        yield (
+            f"ensemble = true: its members are the ends of a schedule's cycles, and schedule.kind "
+            f"= {schedule.kind} has none; must be cyclic_tail, or set ensemble to false."
+        )
+    if recipe.ensemble and recipe.averaging is not None:
+        yield "averaging: with ensemble = true the snapshots are scored; leave one of the two out."
+    if recipe.sync.lets_copies_differ and (recipe.ensemble or recipe.averaging is not None):
+        name = "ensemble" if recipe.ensemble else "averaging"
+        yield (
+            f"{name}: it follows weights that are alike on all workers, and sync.kind = "
+            f"{recipe.sync.kind} lets them differ; must be every_step, or leave it out."
         )
     momentum = recipe.momentum_rule
     if momentum.kind != "keep":

@@ -81,13 +81,17 @@ class Evaluated:
         self._taken_at = step
         return True
 
+    def took_snapshot(self, step: int) -> bool:
+        """A cycle ended with that step, so that its evaluation scores the ensemble."""
+        return self._taken_at == step
+
     def module(self, step: int) -> nn.Module:
         """What an evaluation after that many steps scores.
 
         The ensemble of all snapshots so far where the last was just taken; else the average of the
         weights once it exists; else the model itself.
         """
-        if self._taken_at == step:
+        if self.took_snapshot(step):
             return Ensemble(self._model, self._snapshots)
         averaged = self._averaging.model if self._averaging is not None else None
         return self._model if averaged is None else averaged

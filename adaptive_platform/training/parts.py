@@ -18,12 +18,15 @@ from adaptive_platform.gradients.buffers import SharedBuffers
 from adaptive_platform.gradients.loss import SampleLoss
 from adaptive_platform.models import NormalizationPolicy, smallest_microbatch
 from adaptive_platform.optimizers import AdamPreconditioner, Exchange, ListeningOptimizer
+from adaptive_platform.optimizers.cyclic_tail import CyclicTailSchedule
 from adaptive_platform.progress import Progress
 from adaptive_platform.recipe import Recipe
 from adaptive_platform.training.copies import Copies, NodeReducer
 from adaptive_platform.training.curvature import Curvature
+from adaptive_platform.training.evaluated import Evaluated
 from adaptive_platform.training.fitness import memory_format_of, refuse_sparse
 from adaptive_platform.training.measuring import Measuring
+from adaptive_platform.training.mixing import Mixing
 from adaptive_platform.training.observer import Observer
 from adaptive_platform.training.own_share import OwnShare
 from adaptive_platform.training.persistence import Persistence
@@ -55,6 +58,8 @@ class Parts:
     scoring: Scoring
     persistence: Persistence
     copies: Copies
+    evaluated: Evaluated
+    mixing: Mixing
     minimum: int
     """Fewest samples of a step that the model can train on."""
     memory_format: torch.memory_format
@@ -94,6 +99,13 @@ def assemble(
         reducer = Reducer(recipe.reducer, membership, _device_of(model))
         resources.callback(reducer.close)
         subgroups = Subgroups(membership, reducer.device, recipe.reducer.timeout_seconds, resources)
+        mixing = Mixing(recipe.mixup, recipe.erasing, len(source.classes), recipe.seed)
+        evaluated = Evaluated(
+            model,
+            # A copy, so before anything is hooked to the model.
+            recipe.averaging.build(model) if recipe.averaging is not None else None,
+            _cycle_ends(recipe),
+        )
         policy.apply(
             model,
             membership.rank,
@@ -158,6 +170,8 @@ def assemble(
             state,
             reducer,
             copies=copies,
+            evaluated=evaluated,
+            mixing=mixing,
             kinds={"batch": recipe.batch.kind, "optimizer": recipe.optimizer.kind},
             classes=source.classes,
             tell=tell.event,
@@ -186,6 +200,7 @@ def assemble(
             ),
             scoring=Scoring(
                 model,
+                evaluated,
                 source,
                 data_config,
                 evaluation_loss,
@@ -199,6 +214,8 @@ def assemble(
             ),
             persistence=persistence,
             copies=copies,
+            evaluated=evaluated,
+            mixing=mixing,
             minimum=minimum,
             memory_format=memory_format,
             resources=resources.pop_all(),
@@ -209,6 +226,13 @@ def _smallest_slice(model: nn.Module, policy: NormalizationPolicy, world_size: i
     """Fewest samples of a step: one micro-batch, or where all must take part, one sample each."""
     smallest = smallest_microbatch(model)
     return max(smallest, world_size) if policy.together else smallest
+
+
+def _cycle_ends(recipe: Recipe) -> list[float]:
+    schedule = recipe.schedule
+    if not recipe.ensemble or not isinstance(schedule, CyclicTailSchedule):
+        return []
+    return schedule.cycle_ends(recipe.stop.horizon.value)
 
 
 def _first_state(recipe: Recipe, size: int, minimum: int, data_config: DataConfig) -> RunState:

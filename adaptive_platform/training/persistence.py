@@ -16,6 +16,8 @@ from adaptive_platform.errors import CheckpointError, UserError
 from adaptive_platform.models import average_normalization
 from adaptive_platform.optimizers import ListeningOptimizer
 from adaptive_platform.training.copies import Copies
+from adaptive_platform.training.evaluated import Evaluated
+from adaptive_platform.training.mixing import Mixing
 from adaptive_platform.training.state import RunState, load_checkpoint, make_checkpoint
 from adaptive_platform.training.unison import agree_on_weights, from_first, raise_first
 
@@ -36,6 +38,8 @@ class Persistence:
         state: What steers the run.
         reducer: The workers.
         copies: This worker's copy of the weights among the others'.
+        evaluated: Averages and snapshots of the weights.
+        mixing: This worker's mixed batches.
         kinds: Kinds of controller and optimizer, which own parts of a checkpoint.
         classes: Class names by number.
         tell: Reports an event as `(kind, text)`.
@@ -52,6 +56,8 @@ class Persistence:
         reducer: Reducer,
         *,
         copies: Copies,
+        evaluated: Evaluated,
+        mixing: Mixing,
         kinds: dict[str, str],
         classes: tuple[str, ...],
         tell: Callable[[str, str], None],
@@ -64,6 +70,8 @@ class Persistence:
         self._state = state
         self._reducer = reducer
         self._copies = copies
+        self._evaluated = evaluated
+        self._mixing = mixing
         self._kinds = kinds
         self._classes = classes
         self._tell = tell
@@ -78,6 +86,7 @@ class Persistence:
         if isinstance(self._optimizer, ListeningOptimizer):
             natural = self._optimizer.natural_state()  # gathered from the workers that own parts
         sync = self._copies.state_dict()
+        batches = self._mixed_batches()
         with self._copies.agreed():
             if self._store is None or self._writer is None:
                 return
@@ -87,12 +96,35 @@ class Persistence:
             )
             content["natural"] = natural
             content["sync"] = sync
+            content["mixing"] = batches
+            content["evaluated"] = self._evaluated.state_dict()
             step = self._state.progress.step
             keep = self._state.best_step if self._config.keep_best else None
             # One deep copy keeps tensors that share memory sharing it in the file.
             self._writing = self._writer.submit(
                 self._write, self._store, copy.deepcopy(content), step, keep
             )
+
+    def _mixed_batches(self) -> list[dict[str, torch.Tensor]] | None:
+        """Every worker's, in rank order; None where nothing of them is needed."""
+        if not self._mixing.remembers:
+            return None
+        return self._reducer.all_gather_object(self._mixing.state_dict())
+
+    def _take_up_mixing(self, saved: list[dict[str, torch.Tensor]] | None) -> list[str]:
+        """With as many workers as before each goes on from its own; else what people should know.
+
+        Mixing starts from the plain samples then, as at the beginning of a run.
+        """
+        if saved is None or not self._mixing.remembers:
+            return []
+        if len(saved) != self._reducer.world_size:
+            return [
+                f"mixup.running: the mixed batches of {len(saved)} workers are left out, as the "
+                "number of workers changed."
+            ]
+        self._mixing.load_state_dict(saved[self._reducer.rank], self._reducer.device)
+        return []
 
     def _write(
         self, store: CheckpointStore, content: dict[str, Any], step: int, keep: int | None
@@ -157,6 +189,9 @@ class Persistence:
                 classes=self._classes,
             )
             messages += self._copies.load(saved.get("sync"))
+            messages += self._take_up_mixing(saved.get("mixing"))
+            if "evaluated" in saved:
+                self._evaluated.load_state_dict(saved["evaluated"])
             progress = self._state.progress
             messages.append(
                 f"resumed at step {progress.step}, epoch {progress.position:.2f}, "

@@ -112,6 +112,8 @@ class TrainingRun:
         self._scoring = parts.scoring
         self._persistence = parts.persistence
         self._copies = parts.copies
+        self._evaluated = parts.evaluated
+        self._mixing = parts.mixing
         self._minimum = parts.minimum
         self._memory_format = parts.memory_format
         self._resources = parts.resources
@@ -163,16 +165,12 @@ class TrainingRun:
         """True when the run has its length, reached its target, or was asked to stop."""
         target = self.recipe.stop.target
         reached = target is not None and (self.state.accuracy or 0.0) >= target
-        return (
-            self.interrupted
-            or reached
-            or is_over(
-                self.progress,
-                self.recipe.stop.horizon,
-                self.recipe.lr_rule.clock,
-                self._rates.base_batch,
-            )
-        )
+        return self.interrupted or reached or self._has_its_length
+
+    @property
+    def _has_its_length(self) -> bool:
+        clock, horizon = self.recipe.lr_rule.clock, self.recipe.stop.horizon
+        return is_over(self.progress, horizon, clock, self._rates.base_batch)
 
     @property
     def fraction_done(self) -> float:
@@ -182,7 +180,8 @@ class TrainingRun:
     def __iter__(self) -> Iterator[MicroBatch]:
         self.model.train()
         begun = self.state.evaluated_at or Progress(dataset_size=self.progress.dataset_size)
-        if crossed(self.recipe.report.evaluate_every, begun, self.progress):
+        missed = self._evaluated.took_snapshot(self.progress.step) and begun != self.progress
+        if missed or crossed(self.recipe.report.evaluate_every, begun, self.progress):
             self.evaluate()  # It was due when the run was stopped.
         while not self.finished:
             yield from self._one_step()
@@ -311,8 +310,10 @@ class TrainingRun:
         )
         # Dropout and the like: a function of step and rank, so a resumed run draws the same.
         torch.manual_seed(hash((self.recipe.seed, step, self.reducer.rank)) & 0x7FFFFFFF)
+        self._mixing.begin()
         for microbatch in share.microbatches if share else ():
-            self._current = microbatch.on(self._device, self._memory_format)
+            moved = microbatch.on(self._device, self._memory_format)
+            self._current = self._mixing(moved, self.progress.epoch)
             done = self._step.backward_done
             yield self._current
             if self._out_of_memory:
@@ -337,6 +338,7 @@ class TrainingRun:
             gain = summary.gain(measured.trained, self._rates.base_batch)
             state.progress = before.committed(consumed, measured.trained, self._rates.advance(gain))
             state.skipped_in_a_row = 0
+            self._mixing.commit()
         else:
             self._skip(measured, consumed)
         state.loss_scale = state.loss_scale.after(overflow=not measured.finite)
@@ -418,13 +420,19 @@ class TrainingRun:
         state.global_batch = decision.global_batch
 
     def _after_step(self, before: Progress, *, stop: bool) -> None:
+        cycle_ended = self.progress.step > before.step and self._evaluated.after_step(
+            self.progress.step,
+            self._rates.schedule_time(),
+            1.0 if self._has_its_length else self.fraction_done,
+            self._scoring.refresh,
+        )
         if stop:
             self.interrupted = True
             self._tell.event("stop", "asked to stop: saving and leaving together")
             self.save()
             return
         self._persistence.poll()
-        if crossed(self.recipe.report.evaluate_every, before, self.progress):
+        if cycle_ended or crossed(self.recipe.report.evaluate_every, before, self.progress):
             self.evaluate()
         best = self.recipe.checkpoint.keep_best and self.state.best_step == self.progress.step
         if best or crossed(self.recipe.checkpoint.every, before, self.progress):

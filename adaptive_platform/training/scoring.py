@@ -17,6 +17,7 @@ from adaptive_platform.models import (
     recompute_statistics,
 )
 from adaptive_platform.report.records import EvalRecord
+from adaptive_platform.training.evaluated import Ensemble, Evaluated
 from adaptive_platform.training.evaluation import evaluate
 from adaptive_platform.training.observer import Observer
 from adaptive_platform.training.probe import chosen_samples, read_plainly
@@ -36,6 +37,7 @@ class Scoring:
 
     Args:
         model: The module that is trained.
+        evaluated: Says what is scored in its place.
         source: Its held-out set may be None; then there is nothing to score.
         config: How samples are read.
         loss: Losses per sample.
@@ -51,6 +53,7 @@ class Scoring:
     def __init__(
         self,
         model: nn.Module,
+        evaluated: Evaluated,
         source: DataSource,
         config: DataConfig,
         loss: SampleLoss,
@@ -64,6 +67,7 @@ class Scoring:
         policy: NormalizationPolicy,
     ) -> None:
         self._model = model
+        self._evaluated = evaluated
         self._source = source
         self._config = config
         self._loss = loss
@@ -83,10 +87,12 @@ class Scoring:
         """Score the held-out set, where there is one. All workers take part."""
         if self._source.eval is None:
             return
-        average_normalization(self._model, self._reducer.all_reduce, weight=1.0)
-        self._recompute()
+        self.refresh()
+        scored = self._evaluated.module(self._state.progress.step)
+        if scored is not self._model and not isinstance(scored, Ensemble):
+            self._recompute(scored)
         score = evaluate(
-            self._model,
+            scored,
             self._source.eval,
             self._config,
             self._loss,
@@ -118,7 +124,12 @@ class Scoring:
                 )
             )
 
-    def _recompute(self) -> None:
+    def refresh(self) -> None:
+        """Give the model's normalization what an evaluation uses; alike on all workers."""
+        average_normalization(self._model, self._reducer.all_reduce, weight=1.0)
+        self._recompute(self._model)
+
+    def _recompute(self, model: nn.Module) -> None:
         """Give batch normalization the statistics of training samples, where the policy says so.
 
         Single samples are left out, as they have no variance of their own.
@@ -132,5 +143,5 @@ class Scoring:
         moved = (each.on(reducer.device, self._memory_format) for each in batches)
         with self._precision.autocast(reducer.device.type):
             recompute_statistics(
-                self._model, (each.inputs for each in moved if len(each) > 1), reducer.all_reduce
+                model, (each.inputs for each in moved if len(each) > 1), reducer.all_reduce
             )
