@@ -45,6 +45,11 @@ CLAIMS = (
     Claim(text="AdaScale wins some of it back", larger="johnson-2020", smaller="goyal-2017"),
     Claim(text="LARS wins some of it back", larger="jia-2018", smaller="goyal-2017"),
     Claim(
+        text="The collapsed ensemble beats its last snapshot",
+        larger="codreanu-2017",
+        smaller="codreanu-2017, last",
+    ),
+    Claim(
         text="GSNR-reduced gradients (VRGD) improve LARS",
         larger="jiang-2023",
         smaller="jiang-2023, LARS alone",

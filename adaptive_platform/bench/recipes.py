@@ -51,6 +51,7 @@ _FURTHER = (
         changes=("batch.global_batch=32", "schedule.warmup=0 epochs"),
     ),
     Arm(name="lin-2018, every step", recipe="lin-2018", changes=("sync.kind=every_step",)),
+    Arm(name="codreanu-2017, last", recipe="codreanu-2017", changes=("ensemble=false",)),
     Arm(
         name="jin-2016-gossip, push", recipe="jin-2016-gossip", changes=("sync.direction=push",)
     ),
@@ -209,7 +210,7 @@ class _Keeper(SilentObserver):
 
     def _since(self) -> int:
         assert self.run is not None
-        before, self._mark = self._mark, self.run.reducer.bytes_sent
+        before, self._mark = self._mark, self.run.bytes_sent
         return self._mark - before
 
 

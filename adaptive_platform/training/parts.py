@@ -48,6 +48,7 @@ class Parts:
 
     state: RunState
     reducer: Reducer
+    subgroups: Subgroups
     optimizer: Optimizer
     buckets: GradientBuckets
     step: Step
@@ -181,6 +182,7 @@ def assemble(
         return Parts(
             state=state,
             reducer=reducer,
+            subgroups=subgroups,
             optimizer=optimizer,
             buckets=buckets,
             step=Step(optimizer, buckets, buffers, clip_norm=recipe.clip_norm),
