@@ -37,6 +37,7 @@ __all__ = [
     "apply_overrides",
     "load_recipe",
     "parse_overrides",
+    "published_recipes",
     "read_mapping",
     "shipped_recipes",
 ]
@@ -334,6 +335,15 @@ def shipped_recipes() -> dict[str, str]:
     return found
 
 
+def published_recipes() -> dict[str, str]:
+    """Names and descriptions of the small forms of published systems.
+
+    Each has a second form, `<name>-imagenet`, with the published settings.
+    """
+    shipped = shipped_recipes()
+    return {name: text for name, text in shipped.items() if f"{name}-imagenet" in shipped}
+
+
 def load_recipe(source: str | Path | dict[str, Any], overrides: list[str] | None = None) -> Recipe:
     """Read a shipped recipe by name, a YAML file by path, or a dictionary.
 
@@ -446,7 +456,8 @@ def _read_yaml(source: str) -> tuple[dict[str, Any], str]:
         hint = f" Did you mean `{close[0]}`?" if close else ""
         raise UserError(
             f"recipe = {source}: there is no shipped recipe and no file of that name.{hint} "
-            f"Shipped: {', '.join(shipped)}."
+            f"Shipped: {', '.join(n for n in shipped if not n.endswith('-imagenet'))}, and all of "
+            "`adaptive-platform recipes`."
         )
     try:
         content = read_mapping(text, source)

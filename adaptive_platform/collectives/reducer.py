@@ -117,7 +117,7 @@ class Reducer:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes this worker put on the wire in `start`ed reductions, by the plan, and exchanges."""
+        """Bytes this worker put on the wire, by the plan; small sums as a ring would send them."""
         return self._bytes_sent
 
     def start(self, buffer: torch.Tensor, wire_dtype: torch.dtype | None = None) -> Pending:
@@ -176,6 +176,7 @@ class Reducer:
             if whole.data_ptr() != tensor.data_ptr():
                 tensor.detach().copy_(whole)
 
+        self._bytes_sent += 2 * (self.world_size - 1) * tensor.nbytes // self.world_size
         self._now(act)
         return tensor
 
@@ -194,6 +195,8 @@ class Reducer:
 
         if not 0 <= source < self.world_size:
             raise ValueError(f"source {source} is not in [0, {self.world_size})")
+        if self.rank == source and self.world_size > 1:
+            self._bytes_sent += tensor.nbytes
         self._now(act)
         return tensor
 

@@ -29,7 +29,7 @@ from adaptive_platform.optimizers import AdamPreconditioner, Exchange, Listening
 from adaptive_platform.optimizers.cyclic_tail import CyclicTailSchedule
 from adaptive_platform.progress import Progress
 from adaptive_platform.recipe import Recipe
-from adaptive_platform.training.copies import Copies, NodeReducer
+from adaptive_platform.training.copies import Copies
 from adaptive_platform.training.curvature import Curvature
 from adaptive_platform.training.evaluated import Evaluated
 from adaptive_platform.training.fitness import memory_format_of, refuse_sparse
@@ -57,6 +57,7 @@ class Parts:
 
     state: RunState
     reducer: Reducer
+    subgroups: Subgroups
     optimizer: Optimizer
     buckets: GradientBuckets
     step: Step
@@ -186,9 +187,9 @@ def assemble(
             seed=recipe.seed,
             memory_format=memory_format,
         )
-        node = NodeReducer(membership, recipe.reducer.timeout_seconds, reducer.device)
-        resources.callback(node.close)
-        copies = Copies(recipe.sync, model, optimizer, reducer, node, seed=recipe.seed)
+        copies = Copies(
+            recipe.sync, model, optimizer, reducer, membership, subgroups, seed=recipe.seed
+        )
         persistence = Persistence(
             store,
             recipe.checkpoint,
@@ -209,6 +210,7 @@ def assemble(
         return Parts(
             state=state,
             reducer=reducer,
+            subgroups=subgroups,
             optimizer=optimizer,
             buckets=buckets,
             step=Step(optimizer, buckets, buffers, clip_norm=recipe.clip_norm),

@@ -114,6 +114,7 @@ class TrainingRun:
         self._copies = parts.copies
         self._evaluated = parts.evaluated
         self._mixing = parts.mixing
+        self._subgroups = parts.subgroups
         self._minimum = parts.minimum
         self._memory_format = parts.memory_format
         self._resources = parts.resources
@@ -154,6 +155,11 @@ class TrainingRun:
     def optimizer(self) -> torch.optim.Optimizer:
         """What turns gradients into steps; to look at, the run drives it."""
         return self._optimizer
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes this worker put on the wire so far, those between some of the workers included."""
+        return self.reducer.bytes_sent + self._subgroups.bytes_sent
 
     @property
     def is_first(self) -> bool:
