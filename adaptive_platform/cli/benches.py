@@ -104,6 +104,14 @@ def collectives(
     _print(rows, (), as_json=as_json)
 
 
+@commands.command()
+def overlap(quick: _Quick = False, as_json: _AsJson = False) -> None:
+    """Reduction time that a ResNet-50 step shows, against the reduction by itself."""
+    from adaptive_platform.bench.overlap import overlap as measure
+
+    _print(measure(quick=quick), (), as_json=as_json)
+
+
 def _print(rows: list[Row], notes: Sequence[str], *, as_json: bool) -> None:
     from rich.console import Console
 
