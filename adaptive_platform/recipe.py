@@ -26,6 +26,7 @@ from adaptive_platform.settings import Settings, user_error
 from adaptive_platform.statistics import StatisticsConfig, VarianceReductionConfig
 
 __all__ = [
+    "MembershipConfig",
     "Recipe",
     "ReportConfig",
     "StopConfig",
@@ -77,6 +78,14 @@ class SyncConfig(Settings):
 
     kind: Literal["every_step"] = "every_step"
     """`every_step`: gradients are summed over all workers in each optimizer step."""
+
+
+class MembershipConfig(Settings):
+    """What happens when workers are lost, come or leave while a run is under way."""
+
+    live: bool = True
+    """Those that are left go on at once, and replacements join them, where every worker has the
+    whole state (not with second-order optimizers). Off: every change starts all workers again."""
 
 
 class ReportConfig(Settings):
@@ -140,11 +149,14 @@ class Recipe(Settings):
     clip_norm: Annotated[float, Field(gt=0)] | None = None
     """Gradients with a larger norm are scaled down to it, before `vr` reduces them."""
     max_failures: Annotated[int, Field(ge=0)] = 3
-    """Worker losses after which the run gives up; it goes on from the newest checkpoint before."""
+    """Worker losses without a committed step in between after which the run gives up; also how
+    often all workers are started again from the newest checkpoint, where none could go on."""
     reducer: AnyReducer
     """How gradients are summed over workers."""
     sync: SyncConfig = SyncConfig()
     """How workers agree."""
+    membership: MembershipConfig = MembershipConfig()
+    """What happens when workers are lost, come or leave."""
     precision: PrecisionConfig = PrecisionConfig()
     """Number formats."""
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -165,6 +177,14 @@ class Recipe(Settings):
         for problem in _clashes(self):
             raise ValueError(problem)
         return self
+
+    @property
+    def is_live(self) -> bool:
+        """Survivors go on without a restart: wanted, and every worker has all of the run's state.
+
+        Second-order optimizers share out their factors, and a lost worker takes some with it.
+        """
+        return self.membership.live and not self.optimizer.needs_model
 
     def to_yaml(self) -> str:
         """The recipe as YAML that `load_recipe` reads back to an equal recipe."""

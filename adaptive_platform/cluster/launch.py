@@ -18,7 +18,13 @@ from rich.console import Console
 from adaptive_platform.cluster.directory import RunDirectory
 from adaptive_platform.cluster.mailbox import Message, open_mailbox
 from adaptive_platform.cluster.monitor import Monitor
-from adaptive_platform.cluster.ray_session import is_local, ray_session, resources_for
+from adaptive_platform.cluster.ray_session import (
+    is_local,
+    ray_session,
+    resources_for,
+    workers_wanted,
+)
+from adaptive_platform.cluster.recruits import Recruiter
 from adaptive_platform.cluster.worker import Job
 from adaptive_platform.errors import UserError
 from adaptive_platform.recipe import Recipe
@@ -66,7 +72,8 @@ def launch(
     with directory.cleared_if_unused(), ray_session(recipe) as session:
         monitor.mark("ray", time.time())
         scaling = resources_for(recipe, session)
-        mailbox = open_mailbox()
+        _, high = workers_wanted(recipe, session.resources)
+        mailbox = open_mailbox(high, recipe.max_failures)
         job = Job(
             recipe=recipe,
             run_dir=directory.path,
@@ -76,7 +83,7 @@ def launch(
         )
         try:
             with _signals() as asked:
-                error = _run_trainer(job, scaling, monitor, asked)
+                error = _run_trainer(job, scaling, monitor, asked, high)
         finally:
             if monitor.any_step:
                 directory.keep()
@@ -102,7 +109,9 @@ def _check_early(recipe: Recipe, brought: dict[str, Any]) -> None:
         recipe.data.open()
 
 
-def _run_trainer(job: Job, scaling: Any, monitor: Monitor, asked: _Asked) -> BaseException | None:
+def _run_trainer(
+    job: Job, scaling: Any, monitor: Monitor, asked: _Asked, most: int
+) -> BaseException | None:
     """Fit on a thread of its own, so that this one can show progress and take signals."""
     from ray import cloudpickle
     from ray.train import FailureConfig, RunConfig
@@ -110,11 +119,12 @@ def _run_trainer(job: Job, scaling: Any, monitor: Monitor, asked: _Asked) -> Bas
     from adaptive_platform.cluster.backend import AdaptiveBackendConfig, LeanTrainer
     from adaptive_platform.cluster.entry import run_job
 
+    packed = cloudpickle.dumps(job)
     separator = "" if job.run_dir.endswith("/") else "/"
     trainer = LeanTrainer(
         run_job,
         # As bytes: Ray's controller unpickles this too, and would import torch for it.
-        train_loop_config={"job": cloudpickle.dumps(job)},
+        train_loop_config={"job": packed},
         backend_config=AdaptiveBackendConfig(),
         scaling_config=scaling,
         run_config=RunConfig(
@@ -124,6 +134,11 @@ def _run_trainer(job: Job, scaling: Any, monitor: Monitor, asked: _Asked) -> Bas
             failure_config=FailureConfig(max_failures=job.recipe.max_failures),
         ),
     )
+    recruiter = None
+    if job.recipe.is_live:
+        trainer.mailbox = job.mailbox
+        resources = scaling.resources_per_worker
+        recruiter = Recruiter(job.mailbox, packed, most, resources, monitor.say)
     failure: list[BaseException] = []
 
     def fit() -> None:
@@ -138,12 +153,16 @@ def _run_trainer(job: Job, scaling: Any, monitor: Monitor, asked: _Asked) -> Bas
     while thread.is_alive():
         thread.join(_POLL_SECONDS)
         monitor.take(_collect(job.mailbox))
+        if recruiter is not None and not asked.exit_code:
+            recruiter.look()
         if asked.exit_code and not passed_on:
             passed_on = True
             job.mailbox.ask_to_stop.remote()
             monitor.say(
                 "stopping: the workers finish the step in hand and save; Ctrl-C again leaves now"
             )
+    if recruiter is not None:
+        recruiter.close()
     monitor.take(_collect(job.mailbox))
     return failure[0] if failure else None
 

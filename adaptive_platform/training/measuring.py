@@ -119,20 +119,22 @@ class Measuring:
         return reshape
 
     def speed(self, microbatch: int, accumulation: int, seconds: float) -> None:
-        """Take the time of a committed step in, and fit where it is time."""
-        if "throughput" not in self._needs:
-            return
-        speed = self._state.speed
-        speed.add(
-            StepTiming(
-                world_size=self._reducer.world_size,
-                num_nodes=self._num_nodes,
-                microbatch=microbatch,
-                accumulation=accumulation,
-                step_seconds=seconds,
+        """Take the time of a committed step in."""
+        if "throughput" in self._needs:
+            self._state.speed.add(
+                StepTiming(
+                    world_size=self._reducer.world_size,
+                    num_nodes=self._num_nodes,
+                    microbatch=microbatch,
+                    accumulation=accumulation,
+                    step_seconds=seconds,
+                )
             )
-        )
-        if speed.due(self._state.progress.step):
+
+    def refit(self) -> None:
+        """Fit the speed of the run where it is time. All workers take part."""
+        speed = self._state.speed
+        if "throughput" in self._needs and speed.due(self._state.progress.step):
             speed.refit(self._reducer)
 
     def curvature(self) -> None:

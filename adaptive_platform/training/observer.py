@@ -1,4 +1,4 @@
-"""Who watches a run: records go out, and the only thing that comes back is a wish to stop."""
+"""Who watches a run: records go out; a wish to stop, and what is on disk by now, come back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ __all__ = ["Observer", "SilentObserver"]
 
 
 class Observer(Protocol):
-    """Receives records on the first worker; asked for stop requests on every worker."""
+    """Receives records on the first worker; asked for stop requests on every worker.
+
+    Where workers may be lost, all of them are told of steps, decisions and evaluations, so that
+    another one can become the first: each keeps them until `forget_before`.
+    """
 
     def step(self, record: StepRecord, fraction_done: float) -> None:
         """A step was committed or skipped; `fraction_done` of the run lies behind it."""
@@ -30,6 +34,22 @@ class Observer(Protocol):
         Called on the thread that writes checkpoints. Records behind a checkpoint must not be lost:
         a run that goes on from it does not make them again.
         """
+
+    def lead(self, step: int) -> None:
+        """This worker is the first one from now on, and writes what it was told and kept.
+
+        Args:
+            step: Committed steps.
+        """
+
+    def follow(self) -> None:
+        """Another worker is the first one from now on."""
+
+    def durable_step(self) -> int:
+        """On the first worker: all that was told of earlier steps is durable. 0 on the others."""
+
+    def forget_before(self, step: int) -> None:
+        """What was told of earlier steps is durable on the first worker."""
 
     def stop_requested(self) -> bool:
         """True when this worker was asked to leave after the step in hand."""
@@ -52,6 +72,19 @@ class SilentObserver:
 
     def keep(self) -> None:
         """See `Observer.keep`."""
+
+    def lead(self, step: int) -> None:
+        """See `Observer.lead`."""
+
+    def follow(self) -> None:
+        """See `Observer.follow`."""
+
+    def durable_step(self) -> int:
+        """Nothing is kept."""
+        return 0
+
+    def forget_before(self, step: int) -> None:
+        """See `Observer.forget_before`."""
 
     def stop_requested(self) -> bool:
         """Never."""

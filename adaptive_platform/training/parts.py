@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from adaptive_platform.checkpoints.store import CheckpointStore
 from adaptive_platform.collectives import Membership, Reducer
 from adaptive_platform.data import BrokenLedger, DataConfig, DataSource, SampleStream
 from adaptive_platform.errors import DataError, UserError
@@ -20,6 +19,7 @@ from adaptive_platform.models import smallest_microbatch
 from adaptive_platform.optimizers import Exchange, ListeningOptimizer
 from adaptive_platform.progress import Progress
 from adaptive_platform.recipe import Recipe
+from adaptive_platform.training.checkpoint_writer import CheckpointWriter
 from adaptive_platform.training.curvature import Curvature
 from adaptive_platform.training.fitness import memory_format_of, refuse_sparse
 from adaptive_platform.training.measuring import Measuring
@@ -32,9 +32,20 @@ from adaptive_platform.training.state import RunState
 from adaptive_platform.training.step import RIDER_SLOTS, Step
 from adaptive_platform.training.telling import Teller
 
-__all__ = ["Parts", "assemble"]
+__all__ = ["Lasting", "Parts", "assemble"]
 
 _MIB = 2**20
+
+
+@dataclass(slots=True, kw_only=True)
+class Lasting:
+    """What a worker keeps when its peers change."""
+
+    writer: CheckpointWriter | None
+    state: RunState | None = None
+    optimizer: Optimizer | None = None
+    told: set[str] = field(default_factory=set)
+    """Warnings that were told, and are not told twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +79,27 @@ def assemble(
     membership: Membership,
     *,
     loss: SampleLoss | None,
-    store: CheckpointStore | None,
     observer: Observer,
+    lasting: Lasting,
+    join_seconds: float,
+    roll_call: bool,
 ) -> Parts:
-    """Build the parts; arguments as for `TrainingRun`.
+    """Build the parts around a model, for one membership; arguments as for `TrainingRun`.
+
+    Args:
+        recipe: The configuration.
+        model: Any module, on its device.
+        source: Training and held-out samples.
+        data_config: How `source` is read.
+        membership: The workers.
+        loss: Losses per sample for evaluation; the recipe's where None.
+        observer: Told of everything.
+        lasting: What an earlier membership left; filled in where it left nothing.
+        join_seconds: Longest time until all workers are connected.
+        roll_call: After a failure, find out who is lost.
 
     Raises:
+        CollectiveError: A worker did not come in time, or was lost meanwhile.
         UserError: Model, data and recipe do not go together; nothing is left open.
     """
     if loss is not None and recipe.optimizer.assumes_cross_entropy:
@@ -85,14 +111,21 @@ def assemble(
     evaluation_loss = loss or recipe.loss.build_evaluation()
     memory_format = memory_format_of(model)
     minimum = smallest_microbatch(model)
-    state = _first_state(recipe, len(source.train), minimum, data_config)
+    state = lasting.state or _first_state(recipe, len(source.train), minimum, data_config)
     with ExitStack() as resources:
-        reducer = Reducer(recipe.reducer, membership, _device_of(model))
+        reducer = Reducer(
+            recipe.reducer,
+            membership,
+            _device_of(model),
+            join_seconds=join_seconds,
+            roll_call=roll_call,
+        )
         resources.callback(reducer.close)
-        optimizer = recipe.optimizer.build_for(
+        optimizer = lasting.optimizer or recipe.optimizer.build_for(
             model,
             Exchange(reducer.rank, reducer.world_size, reducer.all_reduce, reducer.broadcast),
         )
+        lasting.state, lasting.optimizer = state, optimizer
         if isinstance(optimizer, ListeningOptimizer):
             resources.callback(optimizer.close)
         buffers = SharedBuffers(model, shared=membership.world_size > 1)
@@ -104,7 +137,7 @@ def assemble(
             layers=recipe.statistics.layers or "layers" in recipe.batch.needs,
         )
         resources.callback(buckets.close)
-        tell = Teller(observer, state, first=reducer.rank == 0)
+        tell = Teller(observer, state, first=reducer.rank == 0, told=lasting.told)
         stream = SampleStream(
             source.train, data_config, recipe.seed, membership.rank, membership.world_size
         )
@@ -120,7 +153,7 @@ def assemble(
             memory_format=memory_format,
         )
         persistence = Persistence(
-            store,
+            lasting.writer,
             recipe.checkpoint,
             model,
             optimizer,
@@ -129,9 +162,7 @@ def assemble(
             kinds={"batch": recipe.batch.kind, "optimizer": recipe.optimizer.kind},
             classes=source.classes,
             tell=tell.event,
-            keep_records=observer.keep,
         )
-        resources.callback(persistence.close)
         return Parts(
             state=state,
             reducer=reducer,

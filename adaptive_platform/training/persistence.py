@@ -4,32 +4,33 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import nn
 
-from adaptive_platform.checkpoints.store import CheckpointConfig, CheckpointStore, read_state
+from adaptive_platform.checkpoints.store import CheckpointConfig, read_state
 from adaptive_platform.collectives import Reducer
 from adaptive_platform.errors import CheckpointError, UserError
 from adaptive_platform.models import average_normalization
 from adaptive_platform.optimizers import ListeningOptimizer
+from adaptive_platform.training.checkpoint_writer import CheckpointWriter
 from adaptive_platform.training.state import RunState, load_checkpoint, make_checkpoint
-from adaptive_platform.training.unison import agree_on_weights, from_first, raise_first
+from adaptive_platform.training.unison import agree_on_weights, from_one, raise_first
 
 __all__ = ["Persistence"]
 
 
 class Persistence:
-    """The checkpoints of one run, as one worker sees them.
+    """The checkpoints of one run, as one worker sees them while a membership lasts.
 
     Writing happens on a thread of its own from a copy, so that neither this worker's next step nor
     the others wait for the storage.
 
     Args:
-        store: Where checkpoints lie; None on ranks other than 0 and for runs that keep nothing.
-        config: How many are kept.
+        writer: Writes and reads them on rank 0 and is left alone elsewhere; None for runs that keep
+            nothing.
+        config: Which are kept.
         model: The module that is trained.
         optimizer: Its optimizer.
         state: What steers the run.
@@ -37,12 +38,11 @@ class Persistence:
         kinds: Kinds of controller and optimizer, which own parts of a checkpoint.
         classes: Class names by number.
         tell: Reports an event as `(kind, text)`.
-        keep_records: Makes durable what was recorded so far; called on the writing thread.
     """
 
     def __init__(
         self,
-        store: CheckpointStore | None,
+        writer: CheckpointWriter | None,
         config: CheckpointConfig,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
@@ -52,9 +52,8 @@ class Persistence:
         kinds: dict[str, str],
         classes: tuple[str, ...],
         tell: Callable[[str, str], None],
-        keep_records: Callable[[], None],
     ) -> None:
-        self._store = store
+        self._writer = writer if reducer.rank == 0 else None
         self._config = config
         self._model = model
         self._optimizer = optimizer
@@ -63,9 +62,6 @@ class Persistence:
         self._kinds = kinds
         self._classes = classes
         self._tell = tell
-        self._keep_records = keep_records
-        self._writer = ThreadPoolExecutor(1, "checkpoint") if store is not None else None
-        self._writing: Future[str] | None = None
 
     def save(self) -> None:
         """Begin a checkpoint. All workers take part; storage trouble is told, not raised."""
@@ -73,50 +69,43 @@ class Persistence:
         natural = None
         if isinstance(self._optimizer, ListeningOptimizer):
             natural = self._optimizer.natural_state()  # gathered from the workers that own parts
-        if self._store is None or self._writer is None:
+        if self._writer is None:
             return
         self.wait()
-        content = make_checkpoint(
-            self._model, self._optimizer, self._state, kinds=self._kinds, classes=self._classes
-        )
+        content = self.content()
         content["natural"] = natural
         step = self._state.progress.step
         keep = self._state.best_step if self._config.keep_best else None
         # One deep copy keeps tensors that share memory sharing it in the file.
-        self._writing = self._writer.submit(
-            self._write, self._store, copy.deepcopy(content), step, keep
+        self._writer.begin(copy.deepcopy(content), step, keep)
+
+    def content(self) -> dict[str, Any]:
+        """What a checkpoint holds, for optimizers whose state is the same on all workers."""
+        return make_checkpoint(
+            self._model, self._optimizer, self._state, kinds=self._kinds, classes=self._classes
         )
 
-    def _write(
-        self, store: CheckpointStore, content: dict[str, Any], step: int, keep: int | None
-    ) -> str:
-        self._keep_records()
-        published = store.save(content, step)
-        store.prune(self._config.keep_last, keep)
-        return published.path
+    def load(self, content: dict[str, Any]) -> list[str]:
+        """Put a checkpoint into its owners; see `state.load_checkpoint`."""
+        return load_checkpoint(
+            content,
+            self._model,
+            self._optimizer,
+            self._state,
+            kinds=self._kinds,
+            classes=self._classes,
+        )
 
     def poll(self) -> None:
         """Tell of a checkpoint that was finished meanwhile."""
-        if self._writing is not None and self._writing.done():
+        if self._writer is not None and self._writer.done:
             self.wait()
 
     def wait(self) -> None:
         """Return when the checkpoint under way is published, or has failed, and tell which."""
-        writing, self._writing = self._writing, None
-        if writing is None:
-            return
-        try:
-            path = writing.result()
-        except Exception as error:
-            self._tell("warning", f"checkpoint not saved, tried again when next due: {error}")
-            return
-        self._tell("checkpoint", f"saved {path}")
-
-    def close(self) -> None:
-        """Wait for what is being written and end the thread."""
-        self.wait()
-        if self._writer is not None:
-            self._writer.shutdown()
+        told = self._writer.wait() if self._writer is not None else None
+        if told is not None:
+            self._tell(*told)
 
     def restore(self, *, must_resume: bool) -> bool:
         """Go on from the newest valid checkpoint, where there is one.
@@ -138,16 +127,9 @@ class Persistence:
             error = CheckpointError(f"resume: the checkpoints can't be read ({failure}).")
         raise_first(self._reducer, error)
         device = next(self._model.parameters()).device
-        content = from_first(self._reducer, content, device)
+        content = from_one(self._reducer, content, device)
         if content:
-            messages += load_checkpoint(
-                read_state(content),
-                self._model,
-                self._optimizer,
-                self._state,
-                kinds=self._kinds,
-                classes=self._classes,
-            )
+            messages += self.load(read_state(content))
             progress = self._state.progress
             messages.append(
                 f"resumed at step {progress.step}, epoch {progress.position:.2f}, "
@@ -160,11 +142,12 @@ class Persistence:
         return bool(content)
 
     def _newest(self, must_resume: bool) -> tuple[bytes, list[str]]:
-        if self._store is None:
+        if self._writer is None:
             return b"", []
-        found = self._store.load_newest()
+        store = self._writer.store
+        found = store.load_newest()
         # Only now: what was left unfinished is no danger, and a good one might be all there is.
-        removed = self._store.clean_partial()
+        removed = store.clean_partial()
         if found is None:
             told = ["no checkpoint was saved before: starting from the beginning"]
             return b"", told if must_resume else []

@@ -36,7 +36,7 @@ class Scoring:
         memory_format: Layout of 4-D inputs.
         state: Receives the scores.
         reducer: The workers.
-        observer: Hears the record on the first worker.
+        observer: Hears the record.
         tell: Names samples that could not be read.
     """
 
@@ -65,8 +65,12 @@ class Scoring:
         self._observer = observer
         self._tell = tell
 
-    def score(self) -> None:
-        """Score the held-out set, where there is one. All workers take part."""
+    def score(self, *, told: bool) -> None:
+        """Score the held-out set, where there is one. All workers take part.
+
+        Args:
+            told: The observer hears the record.
+        """
         if self._source.eval is None:
             return
         average_normalization(self._model, self._reducer.all_reduce, weight=1.0)
@@ -88,7 +92,7 @@ class Scoring:
             state.best_accuracy, state.best_step = score.accuracy, state.progress.step
         if score.num_broken:
             self._tell.broken("held-out", everyones(self._reducer, score.broken))
-        if self._reducer.rank == 0:
+        if told:
             self._observer.evaluation(
                 EvalRecord(
                     step=state.progress.step,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from adaptive_platform.collectives import Reducer
 
-__all__ = ["agree_on_weights", "everyones", "from_first", "raise_first"]
+__all__ = ["agree_on_weights", "everyones", "from_one", "raise_first"]
 
 T = TypeVar("T")
 
@@ -31,18 +31,18 @@ def everyones(reducer: Reducer, mine: Iterable[T]) -> list[T]:
     return [item for share in reducer.all_gather_object(list(mine)) for item in share]
 
 
-def from_first(reducer: Reducer, content: bytes, device: torch.device) -> bytes:
-    """Rank 0's bytes on every worker."""
+def from_one(reducer: Reducer, content: bytes, device: torch.device, source: int = 0) -> bytes:
+    """The bytes of rank `source` on every worker."""
     if reducer.world_size == 1:
         return content
-    size: int = reducer.all_gather_object(len(content))[0]
+    size: int = reducer.all_gather_object(len(content))[source]
     if size == 0:
         return b""
     data = torch.empty(size, dtype=torch.uint8)
-    if reducer.rank == 0:
+    if reducer.rank == source:
         data = torch.frombuffer(bytearray(content), dtype=torch.uint8)
     data = data.to(device)
-    reducer.broadcast(data)
+    reducer.broadcast(data, source)
     return data.cpu().numpy().tobytes()
 
 

@@ -47,6 +47,8 @@ class Watcher:
     events: list[EventRecord] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)
     """Steps that were known whenever records had to be made durable."""
+    leads: list[int] = field(default_factory=list)
+    """Steps at which this worker became the first."""
     stop: Callable[[], bool] = lambda: False
 
     def step(self, record: StepRecord, fraction_done: float) -> None:
@@ -63,6 +65,18 @@ class Watcher:
 
     def keep(self) -> None:
         self.kept.append(len(self.steps))
+
+    def lead(self, step: int) -> None:
+        self.leads.append(step)
+
+    def follow(self) -> None:
+        self.leads.clear()
+
+    def durable_step(self) -> int:
+        return 0
+
+    def forget_before(self, step: int) -> None:
+        assert step == 0
 
     def stop_requested(self) -> bool:
         return self.stop()
