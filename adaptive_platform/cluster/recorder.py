@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -14,19 +14,16 @@ from adaptive_platform.cluster.backend import stop_signalled
 from adaptive_platform.cluster.mailbox import MailboxClient
 from adaptive_platform.report.journal import Journal, JournalError
 from adaptive_platform.report.records import DecisionRecord, EvalRecord, EventRecord, StepRecord
+from adaptive_platform.training.held_records import Record
 
 __all__ = ["Recorder"]
-
-
-_Row = tuple[str, StepRecord | DecisionRecord | EvalRecord]
 
 
 class Recorder:
     """Watches one worker's run. Only the first worker talks to the driver and keeps a journal.
 
     Events that come before `open` wait for the journal, which can be opened only once it is known
-    from which step the run goes on. The journal is written on a thread of its own. Other workers
-    hold what is not durable yet, so that each of them can become the first.
+    from which step the run goes on. The journal is written on a thread of its own.
 
     Args:
         mailbox: The driver; None where there is none to talk to, and on workers that never lead.
@@ -46,7 +43,6 @@ class Recorder:
         self._journal: Journal | None = None
         self._open_journal = open_journal
         self._first = first
-        self._held: list[_Row] = []
         self._told_step = self._durable_step = 0
         self._early: list[EventRecord] = []
         self._mailbox = mailbox
@@ -68,17 +64,21 @@ class Recorder:
         for part in journal.damaged:
             self.note(f"records in {part} were damaged and are set aside")
 
-    def lead(self, step: int) -> None:
+    def lead(self, records: Sequence[Record], step: int) -> None:
         """See `Observer.lead`."""
         self.be_first()
         if self._open_journal is None:
             return
-        held, self._held = self._held, []
-        first_held = min((record.step for _, record in held), default=step + 1)
-        # What the last first worker wrote of the same steps goes, whole or in part as it may be.
-        journal = self._open_journal(min(first_held - 1, step))
-        for kind, record in held:
-            getattr(journal, kind)(record)
+        # What the last first worker wrote of the same steps goes, and is written again.
+        oldest = min((record.step for record in records), default=step + 1)
+        journal = self._open_journal(min(oldest - 1, step))
+        for record in records:
+            if isinstance(record, StepRecord):
+                journal.step(record)
+            elif isinstance(record, DecisionRecord):
+                journal.decision(record)
+            else:
+                journal.evaluation(record)
         self.open(journal)
 
     def be_first(self) -> None:
@@ -94,11 +94,6 @@ class Recorder:
         """See `Observer.durable_step`."""
         return self._durable_step if self._journal is not None else self._told_step
 
-    def forget_before(self, step: int) -> None:
-        """See `Observer.forget_before`."""
-        if self._held and self._held[0][1].step < step:
-            self._held = [row for row in self._held if row[1].step >= step]
-
     def note(self, text: str) -> None:
         """An event outside of any step."""
         self.event(EventRecord(time=time.time(), step=0, kind="note", text=text))
@@ -107,9 +102,9 @@ class Recorder:
         """See `Observer.step`."""
         self._fraction = fraction_done
         self._told_step = record.step
-        if not self._keep("step", record):
-            return
         self._early = []  # Without a journal by now there will be none.
+        if self._journal is not None:
+            self._journal.step(record)
         if not self._started:
             self._started = True
             self.send("started", {"first_step": time.time()})
@@ -119,21 +114,16 @@ class Recorder:
 
     def decision(self, record: DecisionRecord) -> None:
         """See `Observer.decision`."""
-        if self._keep("decision", record) and record.new_batch != record.old_batch:
+        if self._journal is not None:
+            self._journal.decision(record)
+        if record.new_batch != record.old_batch:
             self.send("decision", record)
 
     def evaluation(self, record: EvalRecord) -> None:
         """See `Observer.evaluation`."""
-        if self._keep("evaluation", record):
-            self.send("evaluation", record)
-
-    def _keep(self, kind: str, record: StepRecord | DecisionRecord | EvalRecord) -> bool:
-        """True on the first worker; the others only hold what it may still lose."""
-        if not self._first:
-            self._held.append((kind, record))
-        elif self._journal is not None:
-            getattr(self._journal, kind)(record)
-        return self._first
+        if self._journal is not None:
+            self._journal.evaluation(record)
+        self.send("evaluation", record)
 
     def event(self, record: EventRecord) -> None:
         """See `Observer.event`. File names that are no text are shown with their bytes escaped."""

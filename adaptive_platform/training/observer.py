@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from adaptive_platform.report.records import DecisionRecord, EvalRecord, EventRecord, StepRecord
+from adaptive_platform.training.held_records import Record
 
 __all__ = ["Observer", "SilentObserver"]
 
 
 class Observer(Protocol):
-    """Receives records on the first worker; asked for stop requests on every worker.
-
-    Where workers may be lost, all of them are told of steps, decisions and evaluations, so that
-    another one can become the first: each keeps them until `forget_before`.
-    """
+    """Receives records on the first worker; asked for stop requests on every worker."""
 
     def step(self, record: StepRecord, fraction_done: float) -> None:
         """A step was committed or skipped; `fraction_done` of the run lies behind it."""
@@ -35,21 +33,19 @@ class Observer(Protocol):
         a run that goes on from it does not make them again.
         """
 
-    def lead(self, step: int) -> None:
-        """This worker is the first one from now on, and writes what it was told and kept.
+    def lead(self, records: Sequence[Record], step: int) -> None:
+        """This worker is the first one from now on.
 
         Args:
+            records: Those that the last first worker may not have made durable.
             step: Committed steps.
         """
 
     def follow(self) -> None:
-        """Another worker is the first one from now on."""
+        """Another worker is the first one from now on, and writes what is not durable."""
 
     def durable_step(self) -> int:
-        """On the first worker: all that was told of earlier steps is durable. 0 on the others."""
-
-    def forget_before(self, step: int) -> None:
-        """What was told of earlier steps is durable on the first worker."""
+        """On the first worker: records of earlier steps are durable."""
 
     def stop_requested(self) -> bool:
         """True when this worker was asked to leave after the step in hand."""
@@ -73,7 +69,7 @@ class SilentObserver:
     def keep(self) -> None:
         """See `Observer.keep`."""
 
-    def lead(self, step: int) -> None:
+    def lead(self, records: Sequence[Record], step: int) -> None:
         """See `Observer.lead`."""
 
     def follow(self) -> None:
@@ -82,9 +78,6 @@ class SilentObserver:
     def durable_step(self) -> int:
         """Nothing is kept."""
         return 0
-
-    def forget_before(self, step: int) -> None:
-        """See `Observer.forget_before`."""
 
     def stop_requested(self) -> bool:
         """Never."""

@@ -191,7 +191,6 @@ def assemble(
                 memory_format=memory_format,
                 state=state,
                 reducer=reducer,
-                observer=observer,
                 tell=tell,
             ),
             persistence=persistence,

@@ -26,10 +26,12 @@ from adaptive_platform.gradients.loss import SampleLoss, correct_predictions
 from adaptive_platform.optimizers import ListeningOptimizer
 from adaptive_platform.progress import Progress
 from adaptive_platform.recipe import Recipe
+from adaptive_platform.report.records import DecisionRecord, StepRecord
 from adaptive_platform.training.adversaries import with_adversaries
 from adaptive_platform.training.cadence import crossed, is_over
 from adaptive_platform.training.checkpoint_writer import CheckpointWriter
 from adaptive_platform.training.evaluation import microbatch_to
+from adaptive_platform.training.held_records import HeldRecords, Record
 from adaptive_platform.training.measuring import refuse_unmet_needs
 from adaptive_platform.training.observer import Observer, SilentObserver
 from adaptive_platform.training.parts import Lasting, Parts, assemble
@@ -119,6 +121,7 @@ class TrainingRun:
         self._lasting = Lasting(writer=writer)
         self._lost: CollectiveError | None = None
         self._tail: Tail | None = None
+        self._held = HeldRecords()
         self._out_of_memory = False
         self._saved_at: Progress | None = None
         self._wire(self._assemble(membership, recipe.reducer.timeout_seconds))
@@ -346,7 +349,7 @@ class TrainingRun:
                 f"out of memory on {measured.out_of_memory} worker(s): micro-batches of at most "
                 f"{self.state.memory_limit} samples from now on; the global batch stays",
             )
-        self.observer.forget_before(measured.durable_step)
+        self._held.forget_before(measured.durable_step)
         if measured.broken:
             left_out = share.left_out.tolist() if share else []
             self._tell.left_out(self.reducer, broken, left_out)
@@ -478,9 +481,7 @@ class TrainingRun:
         tail, state = self._tail, self.state
         assert tail is not None
         curvature = state.summary().hessian_top_eigenvalue
-        if self._keeps_records:
-            record = replace(tail.record, hessian_top_eigenvalue=curvature)
-            self.observer.step(record, self.fraction_done)
+        self._record(replace(tail.record, hessian_top_eigenvalue=curvature))
         if not tail.counts:
             return
         observation = self._measuring.observation()
@@ -488,8 +489,8 @@ class TrainingRun:
         blind = "noise" in self.recipe.batch.needs and not observation.summary.observations
         if decision.considered and blind:
             self._tell.warn_once(decision.reason)
-        if self._keeps_records and decision.considered:
-            self.observer.decision(
+        if decision.considered:
+            self._record(
                 decision_record(
                     decision,
                     kind=self.recipe.batch.kind,
@@ -518,10 +519,19 @@ class TrainingRun:
         if best or crossed(self.recipe.checkpoint.every, tail.before, self.progress):
             self.save()
 
-    @property
-    def _keeps_records(self) -> bool:
-        """Another worker may become the first: then all of them keep what the first one writes."""
-        return self.is_first or self._regrouping is not None
+    def _record(self, record: Record) -> None:
+        if self._regrouping is not None:
+            self._held.add(record)
+        if self.is_first:
+            self._tell_observer(record)
+
+    def _tell_observer(self, record: Record) -> None:
+        if isinstance(record, StepRecord):
+            self.observer.step(record, self.fraction_done)
+        elif isinstance(record, DecisionRecord):
+            self.observer.decision(record)
+        else:
+            self.observer.evaluation(record)
 
     def _finish(self) -> None:
         if self.state.evaluated_at != self.progress:
@@ -561,7 +571,7 @@ class TrainingRun:
         self._joining = False
         self.model.train()
         if self.is_first and not was_first:
-            self.observer.lead(self.progress.step)
+            self.observer.lead(self._held.records, self.progress.step)
         elif was_first and not self.is_first:
             self.observer.follow()
         self._tell_of(replace(after, lost=lost), self._clock() - began)
@@ -586,13 +596,17 @@ class TrainingRun:
             mine = Standing(self.progress.epoch, self.progress.cursor, parts)
 
         def pack() -> tuple[dict[str, Any], Any]:
-            beside = (self._tail, self._saved_at, self.interrupted)
+            held = self._held
+            beside = (self._tail, self._saved_at, self.interrupted, held.first, held.records)
             return self._persistence.content(), beside
 
         def unpack(content: dict[str, Any], beside: Any) -> None:
             content["natural"] = None
             self._persistence.load(content)
-            self._tail, self._saved_at, self.interrupted = beside
+            self._tail, self._saved_at, self.interrupted, first, records = beside
+            new = self._held.take_over(first, records)
+            for record in new if self.is_first and not self._joining else ():
+                self._tell_observer(record)
 
         align(self.reducer, mine, pack=pack, unpack=unpack, device=self._device)
         limits = [m for m in self.reducer.all_gather_object(state.memory_limit) if m is not None]
@@ -602,7 +616,9 @@ class TrainingRun:
 
     def evaluate(self) -> None:
         """Score the held-out set, where there is one. All workers take part."""
-        self._scoring.score(told=self._keeps_records)
+        record = self._scoring.score()
+        if record is not None:
+            self._record(record)
         self.state.evaluated_at = self.progress
 
     def save(self) -> None:

@@ -14,7 +14,6 @@ from adaptive_platform.gradients.precision import PrecisionConfig
 from adaptive_platform.models import average_normalization
 from adaptive_platform.report.records import EvalRecord
 from adaptive_platform.training.evaluation import evaluate
-from adaptive_platform.training.observer import Observer
 from adaptive_platform.training.state import RunState
 from adaptive_platform.training.telling import Teller
 from adaptive_platform.training.unison import everyones
@@ -36,7 +35,6 @@ class Scoring:
         memory_format: Layout of 4-D inputs.
         state: Receives the scores.
         reducer: The workers.
-        observer: Hears the record.
         tell: Names samples that could not be read.
     """
 
@@ -51,7 +49,6 @@ class Scoring:
         memory_format: torch.memory_format,
         state: RunState,
         reducer: Reducer,
-        observer: Observer,
         tell: Teller,
     ) -> None:
         self._model = model
@@ -62,17 +59,16 @@ class Scoring:
         self._memory_format = memory_format
         self._state = state
         self._reducer = reducer
-        self._observer = observer
         self._tell = tell
 
-    def score(self, *, told: bool) -> None:
+    def score(self) -> EvalRecord | None:
         """Score the held-out set, where there is one. All workers take part.
 
-        Args:
-            told: The observer hears the record.
+        Returns:
+            What is to be recorded; None where there is nothing to score.
         """
         if self._source.eval is None:
-            return
+            return None
         average_normalization(self._model, self._reducer.all_reduce, weight=1.0)
         score = evaluate(
             self._model,
@@ -92,17 +88,14 @@ class Scoring:
             state.best_accuracy, state.best_step = score.accuracy, state.progress.step
         if score.num_broken:
             self._tell.broken("held-out", everyones(self._reducer, score.broken))
-        if told:
-            self._observer.evaluation(
-                EvalRecord(
-                    step=state.progress.step,
-                    epoch=state.progress.epoch,
-                    samples_seen=state.progress.samples,
-                    loss=score.loss,
-                    accuracy=score.accuracy,
-                    samples=score.samples,
-                    broken=score.num_broken,
-                    seconds=score.seconds,
-                    time=time.time(),
-                )
-            )
+        return EvalRecord(
+            step=state.progress.step,
+            epoch=state.progress.epoch,
+            samples_seen=state.progress.samples,
+            loss=score.loss,
+            accuracy=score.accuracy,
+            samples=score.samples,
+            broken=score.num_broken,
+            seconds=score.seconds,
+            time=time.time(),
+        )

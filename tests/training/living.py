@@ -118,15 +118,33 @@ class Life:
     weights: dict[str, Tensor] = field(default_factory=dict)
     killed: bool = False
 
+    @property
+    def ids(self) -> list[list[int]]:
+        """Sample ids of each step, over all workers."""
+        return [sorted(i for s in r.sample_ids or [] for i in s) for r in self.watcher.steps]
 
-Trouble = Callable[[str, TrainingRun], None]
-"""Called with member and run ahead of each forward pass; raises `KilledError` for a kill."""
+
+@dataclass
+class Scene:
+    """What trouble gets to see, ahead of each forward pass of one worker."""
+
+    member: str
+    run: TrainingRun
+    club: Club
+
+    @property
+    def step(self) -> int:
+        return self.run.progress.step
+
+
+Trouble = Callable[[Scene], None]
+"""Called ahead of each forward pass of each worker; raises `KilledError` for a kill."""
 
 
 def live(
     config: Recipe,
     workers: int,
-    trouble: Trouble = lambda member, run: None,
+    trouble: Trouble = lambda scene: None,
     *,
     joiners: int = 0,
     eval_data: Any = None,
@@ -134,9 +152,12 @@ def live(
     model: Callable[[], nn.Module] = linear_net,
     run_dir: Path | None = None,
     max_losses: int = 9,
-    during_loss: Trouble = lambda member, run: None,
+    begin: Trouble = lambda scene: None,
 ) -> dict[str, Life]:
-    """Train with workers `a`, `b`, ...; joiners come as soon as they may."""
+    """Train with workers `a`, `b`, ...; joiners come as soon as they may.
+
+    `begin` is called once per worker, before its first pass.
+    """
     names = [chr(ord("a") + i) for i in range(workers + joiners)]
     club = Club(names[:workers], max_losses=max_losses)
     lives: dict[str, Life] = {}
@@ -160,13 +181,13 @@ def live(
             makes_adversaries=True,
         )
         lives[name] = life = Life(name, run, watcher)
+        scene = Scene(name, run, club)
         try:
+            begin(scene)
             for batch in run:
-                trouble(name, run)
+                trouble(scene)
                 outputs = run.model(batch.inputs)
-                losses = sample_loss(outputs, batch.targets)
-                during_loss(name, run)
-                run.backward(losses, outputs)
+                run.backward(sample_loss(outputs, batch.targets), outputs)
             club.finish(name)
         except KilledError:
             life.killed = True
