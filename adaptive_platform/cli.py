@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from enum import Enum
 from typing import Annotated
 
@@ -60,6 +59,46 @@ def train(
 
 
 @app.command()
+def sweep(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SWEEP] [FIELD=VALUE]...",
+            help="A shipped sweep or a YAML file, then fields of the sweep (budget.trials=4) or of "
+            "all its trials' recipes (stop.epochs=2). `resume=DIR` goes on with a sweep.",
+        ),
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Ray cluster to join, such as `auto`; a local Ray if absent.")
+    ] = None,
+) -> None:
+    """Run many trials of a recipe and find its best settings; list the shipped sweeps if none."""
+    from rich.console import Console
+
+    from adaptive_platform.sweeps.config import load_sweep, shipped_sweeps
+
+    source, overrides = split_words(words or [])
+    if address is not None:
+        overrides.append(f"address={address}")
+    resumed = [word.partition("=")[2] for word in overrides if word.startswith("resume=")]
+    if source is None and not resumed:
+        _list(shipped_sweeps())
+        return
+    from adaptive_platform.sweeps.launch import resume_sweep, run_sweep
+
+    if resumed:
+        if source is not None or len(overrides) > 1 + (address is not None):
+            raise UserError("resume: a sweep goes on as it began; leave the other words away.")
+        found = resume_sweep(resumed[0]).model_copy(update={"address": address})
+    else:
+        found = load_sweep(source or "", overrides)
+    result = run_sweep(found, resume=resumed[0] if resumed else None, console=Console())
+    if result.exit_code == 1:
+        typer.echo("failed: every trial failed", err=True)
+    raise typer.Exit(result.exit_code)
+
+
+@app.command()
 def report(
     run_dirs: Annotated[list[str], typer.Argument(metavar="RUN_DIR...", help="Run directories.")],
     out: Annotated[str, typer.Option(help="File to write.")] = "",
@@ -95,13 +134,17 @@ def replay(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Its other fields.")
     ] = None,
+    out: Annotated[str, typer.Option(help="Also draw it: a file that ends in .html or .png.")] = "",
 ) -> None:
     """Say what another batch controller would have done with a run's recorded noise."""
     from rich.console import Console
     from rich.table import Table
 
+    from adaptive_platform.report.plots import check_plot_path, write_plots
     from adaptive_platform.training.replaying import replay_run
 
+    if out:
+        check_plot_path(out, "--out")
     found = replay_run(run_dir, controller, settings or [])
     for line in found.lines():
         typer.echo(line)
@@ -111,6 +154,49 @@ def replay(
         numbers = (course.steps, course.samples, seconds, course.changes, course.final_batch)
         table.add_row(course.name, *map(str, numbers))
     Console().print(table)
+    if out:
+        write_plots(found.plots, out, f"{controller}, replayed on {run_dir}")
+        typer.echo(out)
+
+
+@app.command()
+def doctor(
+    address: Annotated[
+        str | None, typer.Option(help="Ray cluster to look at, such as `auto`.")
+    ] = None,
+    out: Annotated[str, typer.Option(help="Where runs are to be written.")] = "runs",
+) -> None:
+    """Check this machine, the cluster and the services around it; exit code 1 if runs will fail."""
+    from rich.console import Console
+
+    from adaptive_platform.cluster.doctor import examine
+
+    console, bad = Console(), False
+    for finding in examine(address, out):
+        bad = bad or finding.state == "bad"
+        fix = f"\n{'':16}→ {finding.fix}" if finding.fix else ""
+        line = f"{finding.state:5}{finding.what:16}{finding.found}{fix}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    raise typer.Exit(int(bad))
+
+
+@app.command()
+def dashboards(
+    out: Annotated[str, typer.Argument(help="Folder to write to.")] = "dashboards",
+) -> None:
+    """Write Grafana dashboards and Prometheus alert rules for the live metrics."""
+    from pathlib import Path
+
+    from adaptive_platform.report.dashboards import dashboard_files
+
+    for name, text in dashboard_files().items():
+        path = Path(out) / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{path}: can't be written ({error.strerror or error}).") from None
+        typer.echo(str(path))
 
 
 @app.command()
@@ -118,7 +204,10 @@ def recipes() -> None:
     """List the shipped recipes."""
     from adaptive_platform.recipe import shipped_recipes
 
-    found = shipped_recipes()
+    _list(shipped_recipes())
+
+
+def _list(found: dict[str, str]) -> None:
     width = max((len(name) for name in found), default=0)
     for name, description in found.items():
         typer.echo(f"{name:{width}}  {description}")
@@ -127,6 +216,7 @@ def recipes() -> None:
 class _Bench(str, Enum):
     overhead = "overhead"
     collectives = "collectives"
+    optimizers = "optimizers"
 
 
 @app.command()
@@ -137,32 +227,69 @@ def bench(
     out: Annotated[
         str, typer.Option(help="collectives: file for the links that `reducer.links` reads.")
     ] = "",
+    case: Annotated[
+        str, typer.Option(help="overhead: only this case, such as resnet18 or resnet18-memory.")
+    ] = "",
 ) -> None:
     """Measure ours against a baseline, in turn within one run."""
-    from functools import partial
-
     from rich.console import Console
 
     from adaptive_platform.bench.collectives import collectives
+    from adaptive_platform.bench.optimizers import optimizers
     from adaptive_platform.bench.overhead import overhead
-    from adaptive_platform.bench.rows import Row, print_rows
+    from adaptive_platform.bench.rows import print_rows
 
     if out and name is not _Bench.collectives:
         raise UserError(f"--out = {out}: only `bench collectives` writes a file.")
-    measures: dict[_Bench, Callable[..., list[Row]]] = {
-        _Bench.overhead: overhead,
-        _Bench.collectives: partial(collectives, out=out),
-    }
-    print_rows(measures[name](quick=quick), as_json=as_json, console=Console())
+    if case and name is not _Bench.overhead:
+        raise UserError(f"--case = {case}: only `bench overhead` has cases.")
+    notes: list[str] = []
+    if name is _Bench.overhead:
+        rows, notes = overhead(quick=quick, case=case)
+    elif name is _Bench.optimizers:
+        rows = optimizers(quick=quick)
+    else:
+        rows = collectives(quick=quick, out=out)
+    print_rows(rows, as_json=as_json, console=Console())
+    for note in notes:
+        print(note, file=sys.stderr)
 
 
-class _Plan(str, Enum):
-    collectives = "collectives"
+plan = typer.Typer(no_args_is_help=True, help="Say what will happen, before anything runs.")
+app.add_typer(plan, name="plan")
 
 
-@app.command()
-def plan(
-    name: Annotated[_Plan, typer.Argument(help="What to plan.")],
+@plan.command("schedule")
+def plan_schedule(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[RECIPE] [FIELD=VALUE]...", help="As for train.")
+    ] = None,
+    out: Annotated[str, typer.Option(help="Also draw it: a file that ends in .html or .png.")] = "",
+    samples: Annotated[
+        int, typer.Option(help="Training samples, which turn epochs into steps.")
+    ] = 50_000,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Show learning rate, batch, momentum and weight decay over a recipe's run."""
+    from rich.console import Console
+
+    from adaptive_platform.bench.rate_plans import print_rate_plan, write_rate_plan
+    from adaptive_platform.recipe import load_recipe
+    from adaptive_platform.training.rate_plan import plan_rates
+
+    if samples < 1:
+        raise UserError(f"--samples = {samples}: must be at least 1.")
+    name, overrides = split_words(words or [])
+    recipe = load_recipe(name or "quickstart", overrides)
+    found = plan_rates(recipe, dataset_size=samples)
+    print_rate_plan(found, as_json=as_json, console=Console())
+    if out:
+        write_rate_plan(found, recipe.name, out)
+        typer.echo(out)
+
+
+@plan.command("collectives")
+def plan_collectives(
     workers: Annotated[int, typer.Option(help="Number of workers.")],
     mib: Annotated[float, typer.Option(help="Gradients of one worker, in MiB.")] = 97.5,
     grid: Annotated[str, typer.Option(help="Rows x row length of the torus, such as 32x64.")] = "",
@@ -193,7 +320,6 @@ def plan(
         read_links,
     )
 
-    del name  # the only one
     step = None
     if compute_seconds is not None:
         step = Step(compute_seconds=compute_seconds, bucket_bytes=bucket_mib * 2**20)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -16,21 +16,25 @@ from adaptive_platform.controllers import AnyController, AnyLrRule, AnyMomentumR
 from adaptive_platform.controllers.lr_rules import LegwConfig
 from adaptive_platform.controllers.momentum_rules import KeepMomentumConfig
 from adaptive_platform.data import AnyData
+from adaptive_platform.data.mixing import ErasingConfig, MixupConfig
 from adaptive_platform.errors import UserError
 from adaptive_platform.gradients.loss import LossConfig
 from adaptive_platform.gradients.precision import PrecisionConfig
 from adaptive_platform.models import ModelConfig
-from adaptive_platform.optimizers import AnyOptimizer, AnySchedule
+from adaptive_platform.optimizers import AnyOptimizer, AnySchedule, WeightAveragingConfig
+from adaptive_platform.optimizers.cyclic_tail import CyclicTailSchedule
 from adaptive_platform.progress import Duration, Unit
+from adaptive_platform.report.trackers import TrackerKind
 from adaptive_platform.settings import Settings, user_error
 from adaptive_platform.statistics import StatisticsConfig, VarianceReductionConfig
+from adaptive_platform.sync import AnySync, EveryStepConfig
+from adaptive_platform.sync.local_sgd import LocalSgdConfig
 
 __all__ = [
     "MembershipConfig",
     "Recipe",
     "ReportConfig",
     "StopConfig",
-    "SyncConfig",
     "apply_overrides",
     "load_recipe",
     "parse_overrides",
@@ -73,19 +77,13 @@ class StopConfig(Settings):
         return Duration(self.epochs, Unit.EPOCHS)
 
 
-class SyncConfig(Settings):
-    """How workers agree."""
-
-    kind: Literal["every_step"] = "every_step"
-    """`every_step`: gradients are summed over all workers in each optimizer step."""
-
-
 class MembershipConfig(Settings):
     """What happens when workers are lost, come or leave while a run is under way."""
 
     live: bool = True
     """Those that are left go on at once, and replacements join them, where every worker has the
-    whole state (not with second-order optimizers). Off: every change starts all workers again."""
+    whole state: not with second-order optimizers, copies that differ between syncs, or batch
+    normalization over several workers. Off: every change starts all workers again."""
 
 
 class ReportConfig(Settings):
@@ -99,6 +97,8 @@ class ReportConfig(Settings):
     """Records are written to the run directory at least this often."""
     html: bool = True
     """Write `report.html` at the end."""
+    trackers: tuple[TrackerKind, ...] = ()
+    """Where scalars go as well: `tensorboard` (files in the run directory), `mlflow`, `wandb`."""
 
 
 class Recipe(Settings):
@@ -139,6 +139,22 @@ class Recipe(Settings):
     """What turns gradients into steps; its `lr` belongs to the base batch."""
     schedule: AnySchedule
     """How the learning rate moves over the run."""
+    momentum_schedule: AnySchedule | None = None
+    """How the optimizer's momentum, or first beta, moves: a factor, in the same forms. Nothing: not
+    at all."""
+    weight_decay_schedule: AnySchedule | None = None
+    """How the optimizer's weight decay moves, likewise; such as `kind: step` with `fractions:
+    [0.8]` and `decay: 0.5` (arXiv 1711.04291), or the form of `schedule` itself (arXiv 1903.12650).
+    Nothing: not at all."""
+    mixup: MixupConfig | None = None
+    """Train on mixtures of samples. Nothing: on the samples."""
+    erasing: ErasingConfig | None = None
+    """Blank random rectangles of training images. Nothing: none."""
+    averaging: WeightAveragingConfig | None = None
+    """Evaluations score an average of the weights. Nothing: the weights themselves."""
+    ensemble: bool = False
+    """With `schedule.kind = cyclic_tail`: keep the weights of every cycle's end; the evaluation
+    there, and so the last one, scores the mean of all their probabilities (arXiv 1711.04291)."""
     vr: VarianceReductionConfig | None = None
     """Reduces each gradient element where micro-batches disagree (VRGD), ahead of any optimizer.
     Nothing: plain gradients."""
@@ -153,8 +169,8 @@ class Recipe(Settings):
     often all workers are started again from the newest checkpoint, where none could go on."""
     reducer: AnyReducer
     """How gradients are summed over workers."""
-    sync: SyncConfig = SyncConfig()
-    """How workers agree."""
+    sync: AnySync = EveryStepConfig()
+    """How the workers' copies of the model are kept together."""
     membership: MembershipConfig = MembershipConfig()
     """What happens when workers are lost, come or leave."""
     precision: PrecisionConfig = PrecisionConfig()
@@ -173,7 +189,10 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Recipe:
-        self.schedule.check(self.stop.horizon)
+        for name in ("schedule", "momentum_schedule", "weight_decay_schedule"):
+            schedule = getattr(self, name)
+            if schedule is not None:
+                schedule.check(self.stop.horizon)
         for problem in _clashes(self):
             raise ValueError(problem)
         return self
@@ -182,9 +201,11 @@ class Recipe(Settings):
     def is_live(self) -> bool:
         """Survivors go on without a restart: wanted, and every worker has all of the run's state.
 
-        Second-order optimizers share out their factors, and a lost worker takes some with it.
+        Second-order optimizers share out their factors, and a lost worker takes some with it; so
+        it is with copies that differ. Layers that normalize over workers are made for their number.
         """
-        return self.membership.live and not self.optimizer.needs_model
+        shared_out = self.optimizer.needs_model or self.sync.lets_copies_differ
+        return self.membership.live and not shared_out and not self.model.normalization.together
 
     def to_yaml(self) -> str:
         """The recipe as YAML that `load_recipe` reads back to an equal recipe."""
@@ -217,6 +238,13 @@ def _clashes(recipe: Recipe) -> Iterator[str]:
             f"vr: optimizer.kind = {recipe.optimizer.kind} preconditions with its own curvature; "
             "gradients reduced by GSNR go with a first-order optimizer, such as lars."
         )
+    yield from _sync_clashes(recipe)
+    if recipe.statistics.preconditioned and not recipe.optimizer.keeps_squares:
+        yield (
+            f"statistics.preconditioned = true: optimizer.kind = {recipe.optimizer.kind} keeps no "
+            "average of squared gradients to measure noise through; must be false or left away, or "
+            "use adamw or lamb."
+        )
     if isinstance(rule, LegwConfig):
         warmup = schedule.warmup
         matches = warmup.unit is not Unit.EPOCHS or warmup.value == rule.warmup_epochs
@@ -225,6 +253,29 @@ def _clashes(recipe: Recipe) -> Iterator[str]:
                 f"lr_rule.warmup_epochs = {rule.warmup_epochs:g}: legw lengthens the schedule's "
                 f"own linear warm-up, and schedule.warmup = {warmup}; make the two equal."
             )
+    if recipe.momentum_schedule is not None and not recipe.optimizer.chosen_momentum:
+        yield (
+            f"momentum_schedule: optimizer.kind = {recipe.optimizer.kind} has no momentum here; "
+            "set one above 0, or leave the schedule out."
+        )
+    if recipe.weight_decay_schedule is not None and not recipe.optimizer.weight_decay:
+        yield (
+            "weight_decay_schedule: optimizer.weight_decay = 0, of which any share is 0; set one "
+            "above 0, or leave the schedule out."
+        )
+    if recipe.ensemble and not isinstance(schedule, CyclicTailSchedule):
+        yield (
+            f"ensemble = true: its members are the ends of a schedule's cycles, and schedule.kind "
+            f"= {schedule.kind} has none; must be cyclic_tail, or set ensemble to false."
+        )
+    if recipe.ensemble and recipe.averaging is not None:
+        yield "averaging: with ensemble = true the snapshots are scored; leave one of the two out."
+    if recipe.sync.lets_copies_differ and (recipe.ensemble or recipe.averaging is not None):
+        name = "ensemble" if recipe.ensemble else "averaging"
+        yield (
+            f"{name}: it follows weights that are alike on all workers, and sync.kind = "
+            f"{recipe.sync.kind} lets them differ; must be every_step, or leave it out."
+        )
     momentum = recipe.momentum_rule
     if momentum.kind != "keep":
         optimizer = recipe.optimizer
@@ -239,6 +290,29 @@ def _clashes(recipe: Recipe) -> Iterator[str]:
                 "holds no learning rates that could be corrected; must be keep or hold_noise, or "
                 "use optimizer.kind = lars with form = paper."
             )
+
+
+def _sync_clashes(recipe: Recipe) -> Iterator[str]:
+    sync = recipe.sync
+    if not sync.lets_copies_differ:
+        return
+    why = f"sync.kind = {sync.kind}: workers step with the gradients of their own samples"
+    if recipe.optimizer.needs_model:
+        yield (
+            f"{why}, but optimizer.kind = {recipe.optimizer.kind} shares its curvature between "
+            "workers in every step; must be a first-order optimizer, or sync.kind every_step."
+        )
+    if recipe.vr is not None:
+        yield (
+            f"{why}, so vr has no variance over workers to reduce them by; must be left out, or "
+            "sync.kind every_step."
+        )
+    starts_later = isinstance(sync, LocalSgdConfig) and sync.start.value > 0
+    if recipe.batch.needs & {"noise", "layers"} and not starts_later:
+        yield (
+            f"{why}, so the noise that batch.kind = {recipe.batch.kind} reads is not measured; "
+            "must be fixed or schedule, or sync.kind local_sgd with a later start."
+        )
 
 
 def shipped_recipes() -> dict[str, str]:

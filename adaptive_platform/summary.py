@@ -24,6 +24,8 @@ class GradientSummary:
     """Steps that contributed."""
     biased: bool = False
     """True where a single gradient per step forced a biased estimator."""
+    preconditioned: bool = False
+    """True where S and G2 are those of `P g`, with P the preconditioner of Adam (Pollux)."""
     gsnr: float | None = None
     """Median over layers of `G2_l / S_l`, a single example's signal-to-noise ratio. A batch of B
     has B times as much. None while no layers are measured."""

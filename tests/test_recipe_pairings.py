@@ -24,6 +24,10 @@ SMITH = "batch={kind: smith, decays: [1 epochs]}"
             ["momentum_rule.kind=hold_noise", "optimizer.momentum=0"],
             r"momentum_rule\.kind = hold_noise: optimizer\.kind = sgd has no momentum",
         ),
+        (
+            ["statistics.preconditioned=true"],
+            r"statistics\.preconditioned = true: optimizer\.kind = sgd keeps no average",
+        ),
         (["vr={gamma: 0}"], r"vr\.gamma = 0: .*greater than 0"),
     ],
 )
@@ -40,6 +44,8 @@ def test_what_makes_no_sense_is_refused_with_the_reason(words, message):
         ["momentum_rule.kind=correct", "optimizer.kind=lars"],
         ["momentum_rule.kind=hold_noise", "optimizer.kind=adamw"],
         ["vr={every: 10}", "optimizer.kind=lamb"],
+        ["statistics.preconditioned=true", "optimizer.kind=adamw"],
+        ["statistics.preconditioned=false"],
     ],
 )
 def test_what_makes_sense_is_let_through(words):

@@ -3,124 +3,200 @@
 from __future__ import annotations
 
 import resource
+import statistics
 import time
-from collections.abc import Iterator
-from importlib import import_module
-from importlib.util import find_spec
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
 from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore
-from torch.nn import functional as F
 
+from adaptive_platform.bench.loops import (
+    OURS,
+    RARELY,
+    THEIRS,
+    WORKERS,
+    bare_loop,
+    missing,
+    our_loop,
+)
 from adaptive_platform.bench.processes import run_group
 from adaptive_platform.bench.rows import Row, paired
 from adaptive_platform.collectives import Membership
-from adaptive_platform.data import PythonConfig, wrap_dataset
-from adaptive_platform.models import ModelConfig
-from adaptive_platform.recipe import Recipe, load_recipe
-from adaptive_platform.training.run import TrainingRun
+from adaptive_platform.errors import UserError
 
-__all__ = ["overhead"]
+__all__ = ["CASES", "Measurement", "all_cases", "measure", "overhead", "overhead_rows", "sides_of"]
 
-_WORKERS = 2
-_PER_WORKER = 32
-_CLASSES = 10
-_NEVER = 10**9
-_RARELY = 10
-_ARMS: dict[str, dict[str, Any]] = {
-    "loop": {"statistics": {"every": _NEVER}},
-    "statistics": {"lr_rule": {"kind": "adascale"}},
-    "layers": {"lr_rule": {"kind": "adascale"}, "statistics": {"layers": True}},
-    "vr": {"statistics": {"every": _NEVER}, "vr": {"every": _RARELY}},
+CASES: dict[str, tuple[str, str]] = {
+    "resnet18": ("resnet18", "sgd"),
+    "resnet50": ("resnet50", "sgd"),
+    "resnet18-adamw": ("resnet18", "adamw"),
 }
-"""Loops of ours and what each changes in the recipe."""
+"""Model and optimizer of each case; `<case>-memory` takes the peak memory of its loops."""
+
+_MEMORY = "-memory"
+_SECONDS = 150.0
+_QUICK_SECONDS = 15.0
+_PAIRS: tuple[tuple[str, str, str, int], ...] = (
+    ("loop over bare DDP", "loop", "bare", 1),
+    ("norm statistics over bare DDP", "statistics", "bare", 1),
+    ("norm statistics over loop", "statistics", "loop", 1),
+    (f"GSNR of layers every {RARELY} steps over bare DDP", "layers", "bare", RARELY),
+    (f"GSNR of elements (VRGD) every {RARELY} steps over bare DDP", "vr", "bare", RARELY),
+    (f"GSNR of elements (VRGD) every {RARELY} steps over loop", "vr", "loop", RARELY),
+    ("fairscale AdaScale over bare DDP", "fairscale", "bare", 1),
+    ("AdaptDL's estimator over bare DDP", "adaptdl", "bare", 1),
+)
+"""What a row says, its two loops, and the steps of a block: one where every step does the same."""
 
 
-def overhead(*, quick: bool, models: tuple[str, ...] = ("resnet50", "resnet18")) -> list[Row]:
-    """Alternate blocks of bare DDP and of our loop: without statistics, with them, and with more.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What one case gave, before anything is divided."""
 
-    `layers` adds norms of each layer, `vr` is VRGD refreshed every 10 steps; where fairscale is
-    installed, its AdaScale around DDP runs in the same blocks. 2 workers of one thread, 32 images
-    of 32x32 each, data in memory, SGD with momentum, fixed batch. Memory is the peak of a fresh
-    process per loop.
+    case: str
+    unit: str
+    """`s/step`, `CPU s/step` of one process with all its threads, or `MiB` of one process."""
+    values: Mapping[str, Sequence[float]]
+    """Of each loop; the same index was measured in the same round of turns."""
+    notes: Sequence[str] = field(default=())
+    """Loops that could not be measured here, and why."""
+
+
+def overhead(*, quick: bool, case: str = "") -> tuple[list[Row], list[str]]:
+    """Take turns, step by step, between bare DDP, our loop with and without statistics, and others.
+
+    2 workers of one thread, 32 images of 32x32 each, data in memory, fixed batch. `GSNR of layers`
+    measures norms of each layer in each tenth step, `GSNR of elements` takes norms at every step
+    and refreshes VRGD's ratios in each tenth. CPU time is what a process used, so it hardly sees
+    other programs on the machine, nor any wait. fairscale's AdaScale and AdaptDL's estimator run
+    around DDP where they are installed. Memory is the peak of a fresh process per loop.
 
     Args:
-        quick: Few blocks of the first model and no memory, to end within a minute.
-        models: torchvision models.
+        quick: Only ResNet-18's times, to end within a minute.
+        case: One of `CASES` or that with `-memory`; all where empty.
+
+    Returns:
+        Rows, and lines on what could not be measured.
+
+    Raises:
+        UserError: There is no such case.
     """
-    # A block of ten steps holds one refresh of VRGD.
-    blocks, steps = (4, 2) if quick else (12, _RARELY)
-    rows = []
-    for model in models[:1] if quick else models:
-        times = run_group(_WORKERS, _time_blocks, model, blocks, steps)[0]
-        for case, ours, baseline in (
-            ("loop over bare DDP", "loop", "bare"),
-            ("loop with statistics over bare DDP", "statistics", "bare"),
-            ("statistics over loop", "statistics", "loop"),
-            ("statistics with layers over loop", "layers", "loop"),
-            (f"VRGD every {_RARELY} steps over loop", "vr", "loop"),
-            ("fairscale AdaScale over bare DDP", "fairscale", "bare"),
-        ):
-            if ours in times:
-                name = f"{model}: {case}"
-                rows.append(paired("overhead", name, "s/step", times[ours], times[baseline]))
-        if not quick:
-            rows += _memory(model)
-    return rows
+    names = all_cases()
+    if case and case not in names:
+        raise UserError(f"--case = {case}: must be one of {', '.join(names)}.")
+    chosen = [case] if case else names[:1] if quick else names
+    seconds = _QUICK_SECONDS if quick else _SECONDS
+    found = [measurement for name in chosen for measurement in measure(name, seconds)]
+    rows = [row for measurement in found for row in overhead_rows(measurement)]
+    return rows, list(dict.fromkeys(note for m in found for note in m.notes))
 
 
-def _memory(model: str) -> list[Row]:
-    peaks = {
-        arm: [max(run_group(_WORKERS, _peak_mib, model, arm)) for _ in range(3)]
-        for arm in ("bare", "loop", "statistics", "vr")
-    }
+def all_cases() -> list[str]:
+    """Names of everything that can be measured, times first."""
+    return [name + kind for kind in ("", _MEMORY) for name in CASES]
+
+
+def measure(case: str, seconds: float) -> list[Measurement]:
+    """Measure one case: its peak memory, or its wall and CPU times.
+
+    Args:
+        case: One of `CASES`, or that with `-memory`.
+        seconds: How long loops take turns, from the end of the first round; memory takes as long
+            as it takes.
+    """
+    name = case.removesuffix(_MEMORY)
+    model, optimizer = CASES[name]
+    theirs = [arm for arm in THEIRS if arm != "fairscale" or optimizer == "sgd"]
+    notes = [note for note in map(missing, theirs) if note]
+    theirs = [arm for arm in theirs if missing(arm) is None]
+    if case.endswith(_MEMORY):
+        arms = ["bare", *OURS, *theirs]
+        peaks = {
+            arm: [max(run_group(WORKERS, _peak_mib, model, optimizer, arm)) for _ in range(2)]
+            for arm in arms
+        }
+        return [Measurement(case=case, unit="MiB", values=peaks, notes=notes)]
+    wall, cpu = run_group(WORKERS, _take_turns, model, optimizer, theirs, seconds)[0]
     return [
-        paired(
-            "overhead", f"{model}: peak memory, {arm} over {base}", "MiB", peaks[arm], peaks[base]
-        )
-        for arm, base in (("statistics", "bare"), ("statistics", "loop"), ("vr", "loop"))
+        Measurement(case=case, unit="s/step", values=wall, notes=notes),
+        Measurement(case=case, unit="CPU s/step", values=cpu, notes=notes),
     ]
 
 
-def _time_blocks(
-    membership: Membership, model: str, blocks: int, steps: int
-) -> dict[str, list[float]]:
-    """Seconds per step of each block and arm, as rank 0 saw them."""
+def overhead_rows(measurement: Measurement) -> list[Row]:
+    """Ratios of a measurement; a loop that was not measured has no row."""
+    return [
+        paired("overhead", f"{measurement.case}: {words}", measurement.unit, ours, baseline)
+        for words, (ours, baseline) in sides_of(measurement).items()
+    ]
+
+
+def sides_of(measurement: Measurement) -> dict[str, tuple[list[float], list[float]]]:
+    """What each row compares: ours and its baseline, block by block."""
+    sides = {}
+    for words, ours, baseline, steps in _PAIRS:
+        if not {ours, baseline} <= set(measurement.values):
+            continue
+        block = 1 if measurement.unit == "MiB" else steps
+        one, other = (_blocks(measurement.values[arm], block) for arm in (ours, baseline))
+        if one:
+            sides[words] = one, other
+    return sides
+
+
+def _blocks(values: Sequence[float], block: int) -> list[float]:
+    starts = range(0, len(values) - block + 1, block)
+    return [statistics.fmean(values[start : start + block]) for start in starts]
+
+
+def _loop(
+    membership: Membership, model: str, optimizer: str, arm: str, generation: int
+) -> Iterator[None]:
+    if arm in OURS:
+        return our_loop(membership, model, optimizer, arm, generation)
+    return bare_loop(membership, model, optimizer, None if arm == "bare" else arm)
+
+
+def _take_turns(
+    membership: Membership, model: str, optimizer: str, theirs: list[str], seconds: float
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Wall and CPU seconds of each step of each loop, as rank 0 saw them."""
     _default_group(membership)
-    arms = {
-        "bare": _bare_loop(membership, model),
-        **{
-            name: _our_loop(membership, model, name, generation)
-            for generation, name in enumerate(_ARMS, start=1)
-        },
-    }
-    if find_spec("fairscale") is not None:
-        arms["fairscale"] = _bare_loop(membership, model, adascale=True)
-    seconds: dict[str, list[float]] = {name: [] for name in arms}
-    for block in range(blocks + 1):  # the first one warms up
-        for name, arm in arms.items():
+    names = ["bare", *OURS, *theirs]
+    loops = [
+        _loop(membership, model, optimizer, name, generation)
+        for generation, name in enumerate(names, start=1)
+    ]
+    wall: dict[str, list[float]] = {name: [] for name in names}
+    cpu: dict[str, list[float]] = {name: [] for name in names}
+    go_on = torch.ones(1)
+    for loop in loops * 2:  # The first two steps of each set things up.
+        next(loop)
+    started = time.perf_counter()
+    turn = 0
+    while go_on.item():
+        # Each round begins with another loop, so that none always follows the same one.
+        for at in range(len(names)):
+            index = (at + turn) % len(names)
             dist.barrier()
-            started = time.perf_counter()
-            for _ in range(steps):
-                next(arm)
+            begun, used = time.perf_counter(), time.process_time()
+            next(loops[index])
             dist.barrier()
-            if block > 0:
-                seconds[name].append((time.perf_counter() - started) / steps)
+            cpu[names[index]].append(time.process_time() - used)
+            wall[names[index]].append(time.perf_counter() - begun)
+        turn += 1
+        go_on.fill_(time.perf_counter() - started < seconds)
+        dist.broadcast(go_on, src=0)
     dist.destroy_process_group()
-    return seconds
+    return wall, cpu
 
 
-def _peak_mib(membership: Membership, model: str, arm: str) -> float:
-    if arm == "bare":
+def _peak_mib(membership: Membership, model: str, optimizer: str, arm: str) -> float:
+    if arm not in OURS:
         _default_group(membership)
-    loop = (
-        _bare_loop(membership, model)
-        if arm == "bare"
-        else _our_loop(membership, model, arm, generation=1)
-    )
+    loop = _loop(membership, model, optimizer, arm, generation=1)
     for _ in range(4):
         next(loop)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -131,75 +207,3 @@ def _default_group(membership: Membership) -> None:
     dist.init_process_group(
         "gloo", store=store, rank=membership.rank, world_size=membership.world_size
     )
-
-
-def _network(model: str) -> nn.Module:
-    return ModelConfig(name=model).build(_CLASSES, seed=0)
-
-
-def _images(count: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(count, 3, 32, 32, generator=generator)
-    return inputs, torch.randint(_CLASSES, (count,), generator=generator)
-
-
-def _bare_loop(membership: Membership, model: str, *, adascale: bool = False) -> Iterator[None]:
-    """What a person would write: DDP, batches sliced from tensors in memory."""
-    network = nn.parallel.DistributedDataParallel(_network(model))
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
-    if adascale:
-        wrapper = import_module("fairscale.optim").AdaScale
-        optimizer = wrapper(optimizer, world_size=membership.world_size)
-    inputs, targets = _images(8 * _PER_WORKER)
-    while True:
-        chosen = torch.randperm(len(inputs))[:_PER_WORKER]
-        batch = inputs[chosen].contiguous(memory_format=torch.channels_last)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(network(batch), targets[chosen])
-        loss.backward()
-        optimizer.step()
-        loss.item()
-        yield
-
-
-class _InMemory(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
-    def __init__(self) -> None:
-        self._inputs, self._targets = _images(8 * _PER_WORKER * _WORKERS)
-
-    def __len__(self) -> int:
-        return len(self._inputs)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self._inputs[index], self._targets[index]
-
-
-def _our_loop(membership: Membership, model: str, arm: str, generation: int) -> Iterator[None]:
-    """The platform's loop on the same work; one `next` is one optimizer step."""
-    run = TrainingRun(
-        _recipe(_ARMS[arm]),
-        _network(model),
-        wrap_dataset(_InMemory()),
-        PythonConfig(),
-        Membership(membership.store, membership.rank, membership.world_size, generation),
-    )
-    for batch in run:
-        outputs = run.model(batch.inputs)
-        run.backward(F.cross_entropy(outputs, batch.targets, reduction="none"), outputs)
-        # The step is concluded when the next micro-batch is asked for, within the same block but
-        # for the last one, on both sides of the comparison alike.
-        yield
-
-
-def _recipe(arm: dict[str, Any]) -> Recipe:
-    content: dict[str, Any] = {
-        "stop": {"epochs": 100000},
-        "data": {"kind": "python"},
-        "batch": {"kind": "fixed", "global_batch": _PER_WORKER * _WORKERS},
-        "lr_rule": {"kind": "none"},
-        "optimizer": {"kind": "sgd", "lr": 0.01, "momentum": 0.9},
-        "schedule": {"kind": "cosine"},
-        "reducer": {"kind": "ring"},
-        "checkpoint": {"every": "0 epochs"},
-        "report": {"evaluate_every": "0 epochs"},
-    }
-    return load_recipe(content | arm)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -10,7 +11,7 @@ from dataclasses import asdict, dataclass
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Row", "paired", "print_rows"]
+__all__ = ["Row", "median_interval", "paired", "print_rows"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,23 @@ def paired(
         ratio=statistics.median(ratios),
         repeats=len(ratios),
     )
+
+
+def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Bounds of the median that hold with at least that confidence, whatever the distribution.
+
+    The k-th smallest and k-th largest value, k by the binomial distribution of how many lie below
+    the median. The extremes where there are too few values for the confidence.
+    """
+    ordered, count = sorted(values), len(values)
+    below, outside = 0.0, 0
+    for k in range(count // 2):
+        below += math.comb(count, k) / 2.0**count
+        if 2.0 * below > 1.0 - confidence:
+            break
+        outside = k + 1
+    at = max(outside - 1, 0)
+    return ordered[at], ordered[count - 1 - at]
 
 
 def print_rows(rows: Iterable[Row], *, as_json: bool, console: Console) -> None:

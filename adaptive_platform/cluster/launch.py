@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from types import FrameType
@@ -28,8 +28,10 @@ from adaptive_platform.cluster.recruits import Recruiter
 from adaptive_platform.cluster.worker import Job
 from adaptive_platform.errors import UserError
 from adaptive_platform.recipe import Recipe
+from adaptive_platform.report.environment import describe_environment, write_environment
 from adaptive_platform.report.records import RunResult
 from adaptive_platform.report.result import write_result
+from adaptive_platform.report.trackers import Trackers, check_trackers
 from adaptive_platform.report.wording import summary_lines
 
 __all__ = ["launch"]
@@ -43,6 +45,8 @@ def launch(
     *,
     console: Console | None = None,
     command_time: float | None = None,
+    watch: Callable[[list[Message]], bool] | None = None,
+    sweep: str = "",
     **brought: Any,
 ) -> RunResult:
     """Run a recipe on Ray to its end.
@@ -52,6 +56,9 @@ def launch(
         console: Where people read; None for silence.
         command_time: When the user's command began, in seconds since 1970, for the start-up
             account; now where None.
+        watch: Sees the messages of the workers a few times a second; the workers save and leave
+            once it has returned True.
+        sweep: Name of the sweep that the run is a trial of, for its metrics.
         **brought: The user's own `model`, `train_data`, `eval_data`, `classes`, `loss`, as in
             `worker.Job`.
 
@@ -73,7 +80,13 @@ def launch(
         monitor.mark("ray", time.time())
         scaling = resources_for(recipe, session)
         _, high = workers_wanted(recipe, session.resources)
-        mailbox = open_mailbox(high, recipe.max_failures)
+        write_environment(directory.path, describe_environment(session.resources))
+        run = recipe.name if sweep else directory.path.rstrip("/").rsplit("/", 1)[-1]
+        mailbox = open_mailbox(
+            {"run": run, "recipe": recipe.name, "sweep": sweep},
+            max_workers=high,
+            max_losses=recipe.max_failures,
+        )
         job = Job(
             recipe=recipe,
             run_dir=directory.path,
@@ -83,7 +96,7 @@ def launch(
         )
         try:
             with _signals() as asked:
-                error = _run_trainer(job, scaling, monitor, asked, high)
+                error = _run_trainer(job, scaling, monitor, asked, watch, high)
         finally:
             if monitor.any_step:
                 directory.keep()
@@ -103,6 +116,7 @@ def _check_early(recipe: Recipe, brought: dict[str, Any]) -> None:
 
     Data is looked at only where this machine is the cluster; elsewhere its paths are the workers'.
     """
+    check_trackers(recipe.report.trackers, recipe.resume or recipe.out or "")
     if brought.get("model") is None:
         recipe.model.check()
     if brought.get("train_data") is None and is_local(recipe) and not ray.is_initialized():
@@ -110,7 +124,12 @@ def _check_early(recipe: Recipe, brought: dict[str, Any]) -> None:
 
 
 def _run_trainer(
-    job: Job, scaling: Any, monitor: Monitor, asked: _Asked, most: int
+    job: Job,
+    scaling: Any,
+    monitor: Monitor,
+    asked: _Asked,
+    watch: Callable[[list[Message]], bool] | None,
+    most: int,
 ) -> BaseException | None:
     """Fit on a thread of its own, so that this one can show progress and take signals."""
     from ray import cloudpickle
@@ -139,6 +158,7 @@ def _run_trainer(
         trainer.mailbox = job.mailbox
         resources = scaling.resources_per_worker
         recruiter = Recruiter(job.mailbox, packed, most, resources, monitor.say)
+    trackers = Trackers(job.recipe.report.trackers, job.run_dir, job.recipe.model_dump(mode="json"))
     failure: list[BaseException] = []
 
     def fit() -> None:
@@ -150,9 +170,18 @@ def _run_trainer(
     thread = threading.Thread(target=fit, name="ray-train-fit", daemon=True)
     thread.start()
     passed_on = False
+
+    def take() -> None:
+        messages = _collect(job.mailbox)
+        monitor.take(messages)
+        for told in trackers.take(messages):
+            monitor.say(told)
+        if watch is not None and watch(messages) and not asked.exit_code:
+            asked.exit_code = 128 + signal.SIGTERM
+
     while thread.is_alive():
         thread.join(_POLL_SECONDS)
-        monitor.take(_collect(job.mailbox))
+        take()
         if recruiter is not None and not asked.exit_code:
             recruiter.look()
         if asked.exit_code and not passed_on:
@@ -163,7 +192,8 @@ def _run_trainer(
             )
     if recruiter is not None:
         recruiter.close()
-    monitor.take(_collect(job.mailbox))
+    take()
+    trackers.close()
     return failure[0] if failure else None
 
 

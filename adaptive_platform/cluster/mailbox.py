@@ -23,8 +23,9 @@ from adaptive_platform.cluster.membership import (
 __all__ = ["Mailbox", "MailboxClient", "Message", "open_mailbox"]
 
 Message = tuple[str, dict[str, Any], float]
-"""What it is (`step`, `decision`, `evaluation`, `event`, `started`, `ended`), its fields, and the
-share of the run that was done."""
+"""What it is (`step`, `decision`, `evaluation`, `event`, `started`, `ended`, `pace`), its fields,
+and the share of the run that was done. `pace` holds the times of all steps since the last post, and
+how many of them were skipped; only metrics need it."""
 
 _POST_SECONDS = 0.25
 
@@ -33,11 +34,17 @@ class Mailbox:
     """Actor that holds messages until the driver collects them, and the list of workers.
 
     Args:
+        labels: Of the run's metrics; none are exported where None.
         max_workers: Most workers of the run.
         max_losses: Workers that may be lost without a committed step in between.
     """
 
-    def __init__(self, max_workers: int = 1, max_losses: int = 0) -> None:
+    def __init__(
+        self, labels: dict[str, str] | None = None, max_workers: int = 1, max_losses: int = 0
+    ) -> None:
+        from adaptive_platform.cluster.exporter import Exporter
+
+        self._exporter = Exporter(labels) if labels is not None else None
         self._messages: list[Message] = []
         self._stop = False
         self._final: dict[str, Any] | None = None
@@ -60,7 +67,9 @@ class Mailbox:
         Returns:
             Whether the run was asked to stop, and whether its workers are to change.
         """
-        self._messages += messages
+        if self._exporter is not None:
+            self._exporter.take(messages)
+        self._messages += [message for message in messages if message[0] != "pace"]
         for kind, fields, _ in messages:
             if kind == "step" and not fields["skipped"]:
                 self._desk.roster.commit(fields["step"])
@@ -68,6 +77,8 @@ class Mailbox:
 
     async def collect(self) -> list[Message]:
         """Take all messages out."""
+        if self._exporter is not None:
+            self._exporter.again()
         taken, self._messages = self._messages, []
         return taken
 
@@ -106,13 +117,22 @@ class Mailbox:
         self._desk.drain(nodes)
 
 
-def open_mailbox(max_workers: int, max_losses: int) -> Any:
-    """Start a mailbox next to the driver; its handle can be sent to workers."""
+def open_mailbox(
+    labels: dict[str, str] | None = None, *, max_workers: int = 1, max_losses: int = 0
+) -> Any:
+    """Start a mailbox next to the driver; its handle can be sent to workers.
+
+    Args:
+        labels: Of the run's metrics, as in `report.metrics.LABELS`; none are exported where None.
+        max_workers: Most workers of the run.
+        max_losses: Workers that may be lost without a committed step in between.
+    """
     here = ray.get_runtime_context().get_node_id()
     strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
-    # More than ever wait: each worker that waits for the next list holds one call open.
+    # Each worker that waits for the next list holds one call open.
     actor = ray.remote(num_cpus=0, max_concurrency=10_000)(Mailbox)
-    return actor.options(scheduling_strategy=strategy).remote(max_workers, max_losses)
+    options = actor.options(scheduling_strategy=strategy)
+    return options.remote(labels, max_workers, max_losses)
 
 
 class MailboxClient:
@@ -126,6 +146,8 @@ class MailboxClient:
         self._mailbox = mailbox
         self._waiting: list[Message] = []
         self._newest_step: Message | None = None
+        self._step_seconds: list[float] = []
+        self._skipped = 0
         self._answer: Any = None
         self._posted_at = 0.0
         self._stop = self._change = False
@@ -148,6 +170,8 @@ class MailboxClient:
         if kind == "step":
             fields.pop("sample_ids", None)
             self._newest_step = (kind, fields, fraction_done)
+            self._step_seconds.append(fields["step_seconds"])
+            self._skipped += fields["skipped"]
         else:
             self._waiting.append((kind, fields, fraction_done))
         if time.monotonic() - self._posted_at >= _POST_SECONDS:
@@ -163,8 +187,11 @@ class MailboxClient:
         self._read_answer()
         if self._answer is not None:
             return  # The last post is still on its way; what is new waits for the next.
-        messages = self._waiting + ([self._newest_step] if self._newest_step else [])
-        self._waiting, self._newest_step = [], None
+        messages = self._waiting
+        if self._newest_step:
+            pace = {"step_seconds": self._step_seconds, "skipped": self._skipped}
+            messages = [*messages, self._newest_step, ("pace", pace, self._newest_step[2])]
+        self._waiting, self._newest_step, self._step_seconds, self._skipped = [], None, [], 0
         self._posted_at = time.monotonic()
         self._answer = self._mailbox.post.remote(messages)
 

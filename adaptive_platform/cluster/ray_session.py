@@ -14,7 +14,7 @@ import ray
 from adaptive_platform.errors import UserError
 from adaptive_platform.recipe import Recipe
 
-__all__ = ["RaySession", "is_local", "ray_session", "resources_for", "workers_wanted"]
+__all__ = ["RaySession", "is_local", "probe", "ray_session", "resources_for", "workers_wanted"]
 
 _OBJECT_STORE_BYTES = 256 * 2**20
 _PROBE_SECONDS = 5.0
@@ -61,7 +61,7 @@ def ray_session(recipe: Recipe) -> Iterator[RaySession]:
             "num_cpus": max(os.cpu_count() or 1, _most(recipe.workers)),
             "object_store_memory": _OBJECT_STORE_BYTES,
         }
-    _probe(address)
+    probe(address)
     try:
         ray.init(address=address, **settings)
     except (ConnectionError, RuntimeError, ValueError) as error:
@@ -76,7 +76,7 @@ def ray_session(recipe: Recipe) -> Iterator[RaySession]:
         ray.shutdown()
 
 
-def _probe(address: str) -> None:
+def probe(address: str) -> None:
     """Refuse at once an address where nobody answers: Ray itself would wait for minutes.
 
     Raises:

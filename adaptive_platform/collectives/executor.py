@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 
@@ -35,6 +36,22 @@ class Executor(ABC):
     @abstractmethod
     def all_gather(self, tensor: torch.Tensor, deadline: Deadline) -> list[torch.Tensor]:
         """The contiguous tensors of all ranks, which have one shape and type."""
+
+    def exchange(
+        self,
+        tensor: torch.Tensor,
+        to: Sequence[int],
+        sources: Sequence[int],
+        deadline: Deadline,
+    ) -> list[torch.Tensor]:
+        """Send a contiguous tensor to some ranks, and return those of others, all of one shape.
+
+        This one gathers from all, which costs more than the messages that were asked for but needs
+        nothing of the backend; an executor with messages of its own does better.
+        """
+        del to
+        gathered = self.all_gather(tensor, deadline)
+        return [gathered[rank] for rank in sources]
 
     @abstractmethod
     def barrier(self, deadline: Deadline) -> None:

@@ -14,6 +14,7 @@ same bits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from itertools import pairwise
 
@@ -30,6 +31,9 @@ from adaptive_platform.collectives.plan import Phase, Plan
 from adaptive_platform.collectives.schedules import Algorithm, Op, chunk_bounds, rounds_of
 
 __all__ = ["GlooExecutor"]
+
+_EXCHANGE_TAG = 2**20
+"""Beyond the tags of any program."""
 
 
 class GlooExecutor(Executor):
@@ -153,6 +157,31 @@ class GlooExecutor(Executor):
             ).wait()
         except RuntimeError as error:
             raise LinkError("all_gather", world.label, (), str(error)) from None
+        return found
+
+    def exchange(
+        self,
+        tensor: torch.Tensor,
+        to: Sequence[int],
+        sources: Sequence[int],
+        deadline: Deadline,
+    ) -> list[torch.Tensor]:
+        """Point to point; all messages are under way at once."""
+        world = self._groups.world
+        found = [torch.empty_like(tensor) for _ in sources]
+        peers = [*sources, *to]
+        works: list[dist.Work] = []
+        waited = 0
+        try:
+            for part, peer in zip(found, sources, strict=True):
+                works.append(world.backend.recv([_as_bytes(part)], peer, _EXCHANGE_TAG))
+            works += [world.backend.send([_as_bytes(tensor)], peer, _EXCHANGE_TAG) for peer in to]
+            for work in works:
+                work.wait(deadline.remaining)
+                waited += 1
+        except RuntimeError as error:
+            named = peers[waited : waited + 1]
+            raise LinkError("exchange", world.label, tuple(named), str(error)) from None
         return found
 
     def barrier(self, deadline: Deadline) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from types import TracebackType
 from typing import Any
@@ -111,7 +111,7 @@ class Reducer:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes this worker put on the wire in `start`ed reductions, by the plan."""
+        """Bytes this worker put on the wire in `start`ed reductions, by the plan, and exchanges."""
         return self._bytes_sent
 
     def start(self, buffer: torch.Tensor, wire_dtype: torch.dtype | None = None) -> Pending:
@@ -211,6 +211,30 @@ class Reducer:
             pickle.loads(each[:length].numpy().tobytes())
             for each, length in zip(self.all_gather(padded), lengths, strict=True)
         ]
+
+    def exchange(
+        self, tensor: torch.Tensor, to: Sequence[int], sources: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """Send `tensor` to some ranks and receive those of others, all of one shape and type.
+
+        All workers call it together and agree on who sends to whom; a rank may be named several
+        times. Nobody names itself.
+
+        Args:
+            tensor: Left as it is.
+            to: Ranks to send to.
+            sources: Ranks to receive from.
+
+        Returns:
+            What came from `sources`, in their order.
+        """
+        found: list[torch.Tensor] = []
+        whole = tensor.detach().contiguous()
+        self._bytes_sent += len(to) * whole.nbytes
+        self._now(lambda executor, limit: found.extend(
+            executor.exchange(whole, to, sources, limit)
+        ))  # fmt: skip
+        return found
 
     def barrier(self) -> None:
         """Return when all workers have called it."""

@@ -53,6 +53,14 @@ class LrRuleConfig(Variant):
         """Scale-invariant length of a step of that gain, in steps of the base batch."""
         return gain
 
+    def chosen(self, *, for_betas: bool) -> LrRuleConfig:
+        """The rule with what it leaves open chosen for the optimizer.
+
+        Args:
+            for_betas: The optimizer keeps averages of gradients and of their squares.
+        """
+        return self
+
 
 class NoneConfig(LrRuleConfig):
     """The learning rate does not follow the batch."""
@@ -125,14 +133,30 @@ class AdaScaleConfig(ScalingRuleConfig):
     clock: Clock = "scale_invariant"
     """Progress in which the learning-rate schedule is read. Published: `scale_invariant`, one
     schedule of base-batch steps for every batch."""
-    exponent: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Power of the gain. 1 as published for SGD; 0.5 for Adam-like optimizers, with noise
-    measured on preconditioned gradients (Pollux, OSDI 2021)."""
+    exponent: float | None = Field(default=None, gt=0.0, le=1.0)
+    """Power of the gain. None: as published, so 1 for SGD and LARS, and 0.5 for optimizers with
+    betas (adamw, lamb), whose noise is measured on preconditioned gradients (Pollux, OSDI 2021).
+    A step counts for its gain either way."""
+
+    def chosen(self, *, for_betas: bool) -> LrRuleConfig:
+        """See `LrRuleConfig.chosen`."""
+        if self.exponent is not None:
+            return self
+        return self.model_copy(update={"exponent": 0.5 if for_betas else 1.0})
+
+    def advance(self, gain: float) -> float:
+        """The gain, at most the one at which the learning rate meets `max_factor`."""
+        cap = self.max_factor or math.inf
+        return min(gain, cap ** (1.0 / self._exponent))
+
+    @property
+    def _exponent(self) -> float:
+        return 1.0 if self.exponent is None else self.exponent
 
     def _scaled(
         self, batch: int, base_batch: int, summary: GradientSummary, progress: Progress
     ) -> float:
-        return summary.gain(batch, base_batch) ** self.exponent
+        return summary.gain(batch, base_batch) ** self._exponent
 
 
 class LegwConfig(ScalingRuleConfig):

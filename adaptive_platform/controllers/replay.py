@@ -36,6 +36,8 @@ class Replay:
     """Every decision that weighed its inputs, and where the run stood."""
     batches: tuple[int, ...]
     """Samples of each step."""
+    learned: tuple[float, ...]
+    """Scale-invariant steps before each step."""
     progress: Progress
     """Where it ends: steps, samples, epochs."""
     seconds: float | None
@@ -75,6 +77,7 @@ def replay(
     progress = Progress(dataset_size=limits.dataset_size)
     decisions: list[tuple[Progress, Decision]] = []
     batches: list[int] = []
+    learned_before: list[float] = []
     seconds, position = 0.0, 0
     while progress.scale_invariant_steps < learned:
         done = progress.scale_invariant_steps
@@ -84,6 +87,7 @@ def replay(
         taken = min(batch, limits.dataset_size - progress.cursor)
         progress = progress.committed(taken, taken, summary.gain(taken, base_batch))
         batches.append(taken)
+        learned_before.append(done)
         if throughput is not None:
             split = split_of(taken, limits)
             seconds += throughput.step_seconds(limits.world_size, limits.num_nodes, *split)
@@ -102,6 +106,7 @@ def replay(
     return Replay(
         decisions=tuple(decisions),
         batches=tuple(batches),
+        learned=tuple(learned_before),
         progress=progress,
         seconds=seconds if throughput is not None else None,
     )

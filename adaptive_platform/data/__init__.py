@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from adaptive_platform.data.broken import BrokenLedger, BrokenSample
-from adaptive_platform.data.decoding import MicroBatch
 from adaptive_platform.data.evaluation import evaluation_batches
+from adaptive_platform.data.microbatch import MicroBatch
 from adaptive_platform.data.order import global_order
 from adaptive_platform.data.python import PythonConfig, wrap_dataset
 from adaptive_platform.data.samples import Samples

@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from adaptive_platform.data.sources import DataConfig
 
-__all__ = ["is_random", "normalized", "transform_for"]
+if TYPE_CHECKING:
+    from PIL import Image
+
+__all__ = ["Transform", "Window", "is_random", "transform_for"]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The part of an image that is resized, and to what; in pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+    to_height: int
+    to_width: int
+
+    def resized(self, pixels: Tensor) -> Tensor:
+        """Cut the window out of a whole picture and resize it (bilinear, antialiased).
+
+        Args:
+            pixels: uint8, [C, H, W], with all rows that the window needs.
+
+        Returns:
+            uint8, [C, to_height, to_width].
+        """
+        from torchvision.transforms.v2 import functional as F
+
+        part = pixels[:, self.top : self.top + self.height, self.left : self.left + self.width]
+        result: Tensor = F.resize(part, [self.to_height, self.to_width], antialias=True)
+        return result
 
 
 def is_random(config: DataConfig, training: bool) -> bool:
@@ -18,45 +49,86 @@ def is_random(config: DataConfig, training: bool) -> bool:
     return training and config.augmentation != "none"
 
 
-def transform_for(config: DataConfig, size: int, training: bool) -> Callable[[Any], Tensor]:
+def transform_for(config: DataConfig, size: int, training: bool) -> Transform:
     """The geometric part of the preparation of an RGB image.
-
-    Random choices come from torch's default generator, so that a caller can seed it per sample.
-    Conversion to floating point and normalization are done for a whole batch: see `normalized`.
 
     Args:
         config: Which augmentation.
         size: Side of the result in pixels.
         training: Whether to augment.
-
-    Returns:
-        A function from a PIL image, or a uint8 tensor [C, H, W], to a uint8 tensor [C, size, size].
     """
-    from torchvision.transforms import v2
-
-    steps: list[Any]
-    if config.augmentation != "resized_crop":
-        steps = [v2.Resize((size, size), antialias=True)]
-    elif training:
-        steps = [v2.RandomResizedCrop(size, antialias=True)]
-    else:
-        steps = [v2.Resize(round(size * 8 / 7), antialias=True), v2.CenterCrop(size)]
-    if training and config.augmentation == "crop_flip":
-        steps.append(v2.RandomCrop(size, padding=4))
-    if is_random(config, training) and config.flip:
-        steps.append(v2.RandomHorizontalFlip())
-    return v2.Compose([*steps, v2.PILToTensor()])
+    return Transform(config, size, training)
 
 
-def normalized(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Scale a batch of uint8 images to [0, 1] and normalize it; gray becomes three channels.
+class Transform:
+    """Cuts a window out of an image, resizes it, and finishes the result (pads, crops, flips).
+
+    The window is chosen before the image is needed, so that a decoder can leave out the rest.
+    Random choices come from torch's default generator, so that a caller can seed it per sample;
+    they depend on the image's height and width and on nothing else of it. Conversion to floating
+    point is done for a whole batch: see `Normalization`.
 
     Args:
-        pixels: uint8, [N, 1 or 3, H, W].
-        mean: [3, 1, 1].
-        std: [3, 1, 1].
-
-    Returns:
-        float32, [N, 3, H, W].
+        config: Which augmentation.
+        size: Side of the result in pixels.
+        training: Whether to augment.
     """
-    return (pixels.to(torch.float32) / 255.0 - mean) / std
+
+    def __init__(self, config: DataConfig, size: int, training: bool) -> None:
+        from torchvision.transforms import v2
+
+        cropped = config.augmentation == "resized_crop"
+        self._size = size
+        self._random_crop = v2.RandomResizedCrop(size) if cropped and training else None
+        self._shorter_side = round(size * 8 / 7) if cropped and not training else None
+        steps: list[Any] = []
+        if self._shorter_side is not None:
+            steps.append(v2.CenterCrop(size))
+        if training and config.augmentation == "crop_flip":
+            steps.append(v2.RandomCrop(size, padding=4))
+        if is_random(config, training) and config.flip:
+            steps.append(v2.RandomHorizontalFlip())
+        self._finish = v2.Compose(steps) if steps else _unchanged
+
+    def __call__(self, image: Tensor | Image.Image, window: Window | None = None) -> Tensor:
+        """Transform an image.
+
+        Args:
+            image: RGB, or a uint8 tensor [C, H, W].
+            window: What `window` returned for it; chosen now where None.
+
+        Returns:
+            uint8, [C, size, size].
+        """
+        pixels = image if isinstance(image, Tensor) else _pixels(image)
+        chosen = window or self.window(pixels.shape[-2], pixels.shape[-1])
+        return self.finish(chosen.resized(pixels))
+
+    def window(self, height: int, width: int) -> Window:
+        """Choose the part of an image of that height and width (pixels) that will be seen."""
+        size = self._size
+        if self._random_crop is not None:
+            shape = torch.empty(3, height, width, device="meta")
+            chosen = self._random_crop.make_params([shape])
+            return Window(
+                chosen["top"], chosen["left"], chosen["height"], chosen["width"], size, size
+            )
+        if self._shorter_side is not None:
+            short, long = sorted((height, width))
+            longer_side = int(self._shorter_side * long / short)
+            sides = (self._shorter_side, longer_side)
+            return Window(0, 0, height, width, *(sides if height <= width else sides[::-1]))
+        return Window(0, 0, height, width, size, size)
+
+    def finish(self, resized: Tensor) -> Tensor:
+        """What follows the resize: uint8, [C, to_height, to_width] to [C, size, size]."""
+        result: Tensor = self._finish(resized)
+        return result
+
+
+def _pixels(image: Image.Image) -> Tensor:
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+def _unchanged(image: Tensor) -> Tensor:
+    return image

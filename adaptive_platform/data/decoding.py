@@ -11,34 +11,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adaptive_platform.data.augmentation import is_random, normalized, transform_for
+from adaptive_platform.data.augmentation import Transform, is_random, transform_for
 from adaptive_platform.data.broken import BrokenSample
-from adaptive_platform.data.images import BrokenImageError, to_rgb
+from adaptive_platform.data.images import BrokenImageError, decode_image, to_rgb
+from adaptive_platform.data.jpeg import decode_window, read_frame, scale_for
+from adaptive_platform.data.microbatch import MicroBatch
+from adaptive_platform.data.normalization import Normalization
 from adaptive_platform.data.order import sample_seeds
 from adaptive_platform.data.randomness import SampleRandomness
-from adaptive_platform.data.samples import InMemoryImages, Samples
+from adaptive_platform.data.samples import EncodedImages, InMemoryImages, Samples
 from adaptive_platform.data.sources import DataConfig
 from adaptive_platform.errors import DataError
 
-__all__ = ["Decoded", "Decoder", "MicroBatch"]
+__all__ = ["Decoded", "Decoder"]
 
 Rows = Tensor | Sequence[Tensor]
 """Samples along the first axis: one tensor, or a list where shapes may differ."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MicroBatch:
-    """Samples of one forward and backward pass."""
-
-    inputs: Tensor
-    """[N, ...]; images are float32 [N, 3, H, W], normalized."""
-    targets: Tensor
-    """[N, ...]; class numbers are int64 [N]."""
-    ids: Tensor
-    """Indices in the data set, int64 [N]."""
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
 
 @dataclass(slots=True)
@@ -82,12 +70,12 @@ class Decoder:
         self.samples = samples
         self._background = config.background
         self._seed = seed
-        self._mean = torch.tensor(config.mean).view(3, 1, 1)
-        self._std = torch.tensor(config.std).view(3, 1, 1)
+        self._normalization = Normalization(config.mean, config.std)
+        self._reduces = config.reduced_jpeg
         random = is_random(config, training)
         self._seeded = random or samples.reads_randomly
         self._ready: InMemoryImages | None = None
-        self._transform = None
+        self._transform: Transform | None = None
         size = config.image_size or samples.image_size
         if isinstance(samples, InMemoryImages) and not random and samples.pixels.shape[-1] == size:
             self._ready = samples
@@ -111,18 +99,18 @@ class Decoder:
             return self._read(ids, lambda k: randomness.seed(seeds[k]))
 
     def batch(self, decoded: Decoded, start: int, stop: int) -> MicroBatch:
-        """Stack and normalize samples [start, stop) of what was decoded.
+        """Stack samples [start, stop) of what was decoded; images stay bytes.
 
         Raises:
             DataError: Their shapes differ.
         """
         inputs = self._stacked(decoded.inputs[start:stop], "inputs")
-        if inputs.dtype == torch.uint8 and inputs.dim() == 4 and inputs.shape[1] in (1, 3):
-            inputs = normalized(inputs, self._mean, self._std)
+        pixels = inputs.dtype == torch.uint8 and inputs.dim() == 4 and inputs.shape[1] in (1, 3)
         return MicroBatch(
             inputs=inputs,
             targets=self._stacked(decoded.targets[start:stop], "labels"),
             ids=torch.from_numpy(decoded.ids[start:stop].copy()),
+            normalization=self._normalization if pixels else None,
         )
 
     def _read(self, ids: NDArray[np.int64], begin: Callable[[int], None]) -> Decoded:
@@ -133,14 +121,33 @@ class Decoder:
         for k, index in enumerate(ids.tolist()):
             begin(k)
             try:
-                image, label = self.samples[index]
-                inputs.append(self._prepared(image))
+                prepared, label = self._sample(index)
             except BrokenImageError as error:
                 broken.append(BrokenSample(index, self.samples.where(index), str(error)))
                 continue
+            inputs.append(prepared)
             targets.append(_target(label))
             kept.append(k)
         return Decoded(ids[kept], _packed(inputs), _packed(targets), broken)
+
+    def _sample(self, index: int) -> tuple[Tensor, Any]:
+        samples = self.samples
+        if isinstance(samples, EncodedImages) and self._transform is not None:
+            return self._decoded(samples.encoded(index), self._transform), samples.label(index)
+        image, label = samples[index]
+        return self._prepared(image), label
+
+    def _decoded(self, encoded: bytes, transform: Transform) -> Tensor:
+        """Decode only what the transform will look at, where the format allows that."""
+        window = None
+        frame = read_frame(encoded)
+        if frame is not None:
+            window = transform.window(frame.height, frame.width)
+            scale = scale_for(window) if self._reduces else 1
+            pixels = decode_window(encoded, frame, window, scale)
+            if pixels is not None:
+                return transform.finish(pixels)
+        return transform(decode_image(encoded, self._background), window)
 
     def _prepared(self, image: Any) -> Tensor:
         if isinstance(image, Tensor):

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from adaptive_platform.data.broken import BrokenSample
-from adaptive_platform.data.decoding import Decoder, MicroBatch
+from adaptive_platform.data.decoding import Decoder
 from adaptive_platform.data.look_ahead import Chunk, DecodeProcesses
+from adaptive_platform.data.microbatch import MicroBatch
 from adaptive_platform.data.samples import Samples
 from adaptive_platform.data.sources import DataConfig
 from adaptive_platform.data.stream import stop_at_broken

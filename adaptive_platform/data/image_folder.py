@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from adaptive_platform.data.images import IMAGE_EXTENSIONS, common_size, decode_image
-from adaptive_platform.data.samples import Samples
+from adaptive_platform.data.images import IMAGE_EXTENSIONS, BrokenImageError, common_size
+from adaptive_platform.data.samples import EncodedImages
 from adaptive_platform.data.sources import DataConfig, DataPath, DataSource
 from adaptive_platform.errors import DataError
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 __all__ = ["ImageFolderConfig"]
 
@@ -88,7 +85,7 @@ class ImageFolderConfig(DataConfig):
         return _FolderImages(paths, labels, size, self.background), notes
 
 
-class _FolderImages(Samples):
+class _FolderImages(EncodedImages):
     def __init__(
         self,
         paths: list[str],
@@ -98,14 +95,21 @@ class _FolderImages(Samples):
     ) -> None:
         self._paths = paths
         self._labels = labels
-        self._background = background
+        self.background = background
         self.image_size = image_size
 
     def __len__(self) -> int:
         return len(self._paths)
 
-    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        return decode_image(self._paths[index], self._background), self._labels[index]
+    def encoded(self, index: int) -> bytes:
+        try:
+            with open(self._paths[index], "rb") as file:
+                return file.read()
+        except OSError as error:
+            raise BrokenImageError(str(error)) from error
+
+    def label(self, index: int) -> int:
+        return self._labels[index]
 
     def where(self, index: int) -> str:
         return self._paths[index]

@@ -7,20 +7,17 @@ import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from adaptive_platform.data.arrow_cache import mapped_copy
-from adaptive_platform.data.images import BrokenImageError, common_size, decode_image
-from adaptive_platform.data.samples import Samples
+from adaptive_platform.data.images import BrokenImageError, common_size
+from adaptive_platform.data.samples import EncodedImages
 from adaptive_platform.data.sources import DataConfig, DataPath, DataSource
 from adaptive_platform.errors import DataError
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 __all__ = ["ParquetConfig"]
 
@@ -246,7 +243,7 @@ class _Table:
         return f"{self.files[k]} row {row - self.starts[k]}"
 
 
-class _ParquetImages(Samples):
+class _ParquetImages(EncodedImages):
     def __init__(
         self,
         table: _Table,
@@ -257,17 +254,19 @@ class _ParquetImages(Samples):
         self._table = table
         self._rows = rows
         self._labels = labels
-        self._background = background
+        self.background = background
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+    def encoded(self, index: int) -> bytes:
         try:
-            encoded = self._table.encoded(int(self._rows[index]))
+            return self._table.encoded(int(self._rows[index]))
         except OSError as error:
             raise BrokenImageError(str(error)) from error
-        return decode_image(encoded, self._background), int(self._labels[index])
+
+    def label(self, index: int) -> int:
+        return int(self._labels[index])
 
     def where(self, index: int) -> str:
         return self._table.where(int(self._rows[index]))

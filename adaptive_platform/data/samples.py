@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from adaptive_platform.data.images import decode_image
+
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["InMemoryImages", "Samples"]
+__all__ = ["EncodedImages", "InMemoryImages", "Samples"]
 
 
 class Samples(ABC):
@@ -37,6 +39,28 @@ class Samples(ABC):
     @abstractmethod
     def where(self, index: int) -> str:
         """Path, or file and row, of sample `index`, as a person would look for it."""
+
+
+class EncodedImages(Samples):
+    """Images as files hold them, which a decoder reads together with what it will cut out."""
+
+    background: tuple[int, int, int] = (255, 255, 255)
+    """Colour shown through transparent pixels."""
+
+    @abstractmethod
+    def encoded(self, index: int) -> bytes:
+        """Image `index` as its file has it.
+
+        Raises:
+            BrokenImageError: It can't be read from storage.
+        """
+
+    @abstractmethod
+    def label(self, index: int) -> int:
+        """Class number of image `index`."""
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return decode_image(self.encoded(index), self.background), self.label(index)
 
 
 class InMemoryImages(Samples):

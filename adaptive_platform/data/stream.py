@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from adaptive_platform.data.broken import BrokenSample
-from adaptive_platform.data.decoding import Decoder, MicroBatch
+from adaptive_platform.data.decoding import Decoder
 from adaptive_platform.data.look_ahead import LookAhead
+from adaptive_platform.data.microbatch import MicroBatch
 from adaptive_platform.data.order import EpochOrders
 from adaptive_platform.data.samples import Samples
 from adaptive_platform.data.shares import dealt, microbatch_sizes, positions_of

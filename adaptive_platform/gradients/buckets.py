@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from adaptive_platform.errors import UserError
 
-__all__ = ["GradientBuckets", "Pending", "bucket_layout"]
+__all__ = ["GradientBuckets", "Pending", "Preconditioner", "bucket_layout"]
 
 
 class Pending(Protocol):
@@ -27,6 +27,20 @@ class Pending(Protocol):
 
     def wait(self) -> None:
         """Return when the buffer holds the sum over all workers; raise when it failed."""
+
+
+class Preconditioner(Protocol):
+    """Norms in the optimizer's own eyes: those of `P g`, with one P for all of a step."""
+
+    @property
+    def active(self) -> bool:
+        """False while P is the identity."""
+
+    def begin(self) -> None:
+        """Fix P for the step to come, alike on all workers."""
+
+    def sqnorms(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
+        """|P g|^2 of each parameter, float32."""
 
 
 def bucket_layout(sizes_bytes: Sequence[int], limit_bytes: int) -> list[list[int]]:
@@ -82,6 +96,7 @@ class GradientBuckets:
         rider_slots: Length of the float32 vector that rides at the end of the last bucket, so
             that the step's statistics cost no message of their own.
         layers: Also take the squared norm of each parameter's gradient; they ride along too.
+        preconditioner: What noise is measured through; plain gradients where None.
 
     Raises:
         UserError: Nothing to train, or parameters of a type whose norm float32 can't hold.
@@ -95,6 +110,7 @@ class GradientBuckets:
         bucket_bytes: int,
         rider_slots: int,
         layers: bool = False,
+        preconditioner: Preconditioner | None = None,
     ) -> None:
         unique: dict[int, tuple[str, nn.Parameter]] = {}
         for name, parameter in named_parameters:
@@ -113,6 +129,9 @@ class GradientBuckets:
         self.parameters = [parameter for _, parameter in named]
         self._start = start
         self._measure = True
+        self._preconditioner = preconditioner
+        self.preconditioned = False
+        """True in a step whose norms, but for the summed gradient's own, are those of `P g`."""
         self.statistics_seconds = 0.0
         """Host time that this step's squared norms took."""
         device = self.parameters[0].device
@@ -142,8 +161,11 @@ class GradientBuckets:
             if bucket.parameters:
                 bucket.first_layer = layer_of[id(bucket.parameters[0])]
         self._microbatch_sqnorm = torch.zeros((), device=device)
+        self.summed_sqnorm = torch.zeros((), device=device)
+        """After `finish`: squared norm of the sum as micro-batches are measured, so through P."""
         self._pending: list[Pending] = []
         self._launched = 0
+        self._alone = False
         self._started_microbatches = 0
         self._first = self._last = self._active = False
         self._square_weight = 0.0
@@ -162,16 +184,20 @@ class GradientBuckets:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def begin_step(self, *, measure: bool, squares: bool = False) -> None:
+    def begin_step(self, *, measure: bool, squares: bool = False, alone: bool = False) -> None:
         """Forget an unfinished step, if any, and expect the first micro-batch.
 
         Args:
             measure: Take the squared norm of each micro-batch's gradient.
+            alone: Sum the rider only: each worker keeps the gradient of its own samples. Equal on
+                all workers.
             squares: Also sum the squared elements of the micro-batches' gradients over all
                 workers, in buffers and messages of their own. Equal on all workers.
         """
         self._measure = measure
+        self._alone = alone
         self._active = False
+        self.preconditioned = False
         for bucket in self._buckets:
             bucket.squares, bucket.square_views = None, []
             if squares:
@@ -180,6 +206,11 @@ class GradientBuckets:
                 )
                 bucket.square_views = _views(bucket.squares, bucket.parameters)
         self.statistics_seconds = 0.0
+        if measure and self._preconditioner is not None:
+            started = time.perf_counter()
+            self._preconditioner.begin()
+            self.preconditioned = self._preconditioner.active
+            self.statistics_seconds += time.perf_counter() - started
         self._pending = []
         self._launched = 0
         self._rider_all.zero_()
@@ -245,21 +276,38 @@ class GradientBuckets:
             for bucket in self._buckets:
                 bucket.gradient.zero_()
         self.used.copy_(torch.tensor(self._used_here))
+        if self._alone:
+            return self._finish_alone()
         self._launch(len(self._buckets))
         squares = [self._start(b.squares) for b in self._buckets if b.squares is not None]
         total = torch.zeros_like(self._microbatch_sqnorm)
+        self.summed_sqnorm = torch.zeros_like(total)
         for pending, bucket in zip(self._pending, self._buckets, strict=True):
             pending.wait()
             started = time.perf_counter()
-            total += self._summed_sqnorm(bucket)
+            total += self._measure_sum(bucket)
             self.statistics_seconds += time.perf_counter() - started
         for pending in squares:
             pending.wait()
         self._pending = []
+        self._show()
+        return total
+
+    def _finish_alone(self) -> Tensor:
+        self._start(self._rider_all).wait()
+        # A parameter that only others used has no gradient here.
+        self.used.copy_(torch.tensor(self._used_here))
+        self._show()
+        return self.own_sqnorm()
+
+    def own_sqnorm(self) -> Tensor:
+        """Squared norm of what this worker's buckets hold: 0-dim float32."""
+        return torch.stack([_sqnorm(bucket.gradient) for bucket in self._buckets]).sum()
+
+    def _show(self) -> None:
         for bucket in self._buckets:
             for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                 parameter.grad = view
-        return total
 
     def abandon(self) -> None:
         """Give up the micro-batch in hand.
@@ -272,6 +320,11 @@ class GradientBuckets:
         """Name and summed gradient of each parameter, between `finish` and the next step."""
         for bucket in self._buckets:
             yield from zip(bucket.names, bucket.views, strict=True)
+
+    @property
+    def parameters_of_sums(self) -> list[nn.Parameter]:
+        """Parameters in the order of `summed`."""
+        return [p for bucket in self._buckets for p in bucket.parameters]
 
     def summed_squares(self) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Name, summed gradient and weighted sum of squares of each parameter, after `finish`."""
@@ -376,8 +429,7 @@ class GradientBuckets:
             if self._measure:
                 # Before the copy: on a CPU it then finds the gradients in the cache.
                 started = time.perf_counter()
-                norms = torch._foreach_norm(gradients, dtype=torch.float32)
-                sqnorms = torch.stack(norms).square()
+                sqnorms = self._sqnorms([bucket.parameters[i] for i in present], gradients)
                 self._microbatch_sqnorm += sqnorms.sum()
                 if self.layer_sqnorms.numel():
                     self._keep_layers(bucket, sqnorms, present)
@@ -406,15 +458,29 @@ class GradientBuckets:
         gradients = [g if g.dtype is torch.float32 else g.float() for g in gradients]
         torch._foreach_addcmul_(views, gradients, gradients, self._square_weight)
 
-    def _summed_sqnorm(self, bucket: _Bucket) -> Tensor:
-        if not self.layer_sqnorms.numel() or not self._measure or not bucket.views:
-            return _sqnorm(bucket.gradient)
-        layers = torch.stack(torch._foreach_norm(bucket.views, dtype=torch.float32)).square()
-        first = bucket.first_layer
-        self.summed_layer_sqnorms[first : first + len(layers)] = layers
-        return layers.sum()
+    def _measure_sum(self, bucket: _Bucket) -> Tensor:
+        """Plain squared norm of a summed bucket; what else is measured goes into attributes."""
+        by_layer = self._measure and bool(self.layer_sqnorms.numel() or self.preconditioned)
+        if not by_layer or not bucket.views:
+            plain = _sqnorm(bucket.gradient)
+            self.summed_sqnorm += plain
+            return plain
+        layers = self._sqnorms(bucket.parameters, bucket.views)
+        measured = layers.sum()
+        self.summed_sqnorm += measured
+        if self.layer_sqnorms.numel():
+            first = bucket.first_layer
+            self.summed_layer_sqnorms[first : first + len(layers)] = layers
+        return _sqnorm(bucket.gradient) if self.preconditioned else measured
+
+    def _sqnorms(self, parameters: list[nn.Parameter], gradients: list[Tensor]) -> Tensor:
+        if self._preconditioner is not None and self.preconditioned:
+            return self._preconditioner.sqnorms(parameters, gradients)
+        return torch.stack(torch._foreach_norm(gradients, dtype=torch.float32)).square()
 
     def _launch_ready(self) -> None:
+        if self._alone:
+            return
         # In bucket order on every worker, whatever the order of arrival; the last bucket waits
         # for `finish`, because the rider is complete only then.
         while self._launched < len(self._buckets) - 1 and not self._buckets[self._launched].missing:

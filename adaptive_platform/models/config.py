@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from adaptive_platform.errors import CheckpointError, UserError
 from adaptive_platform.models.cifar_resnet import CifarBlock, CifarResNet
 from adaptive_platform.models.normalization import is_convolutional
+from adaptive_platform.models.normalization_policy import AnyNormalization, LocalNorm
 from adaptive_platform.settings import Settings
 
 __all__ = ["ModelConfig"]
@@ -41,6 +42,9 @@ class ModelConfig(Settings):
     bn_momentum: float | None = Field(default=None, gt=0, le=1)
     """Weight of the newest batch in batch normalization's running averages, in (0, 1]; null keeps
     the model's own, mostly 0.1. Runs of few steps need more."""
+    normalization: AnyNormalization = LocalNorm()
+    """Which samples batch normalization normalizes together, and what it uses at evaluation;
+    `kind` is `local`, `group` or `ghost`. Holds for a model of your own, too."""
     channels_last: bool | None = None
     """Keep images and filters channels-last in memory, which convolutions like. Null: for
     convolution nets. It changes no name and no value."""

@@ -37,6 +37,10 @@ def normalization_group(rank: int, world_size: int, size: int) -> tuple[int, ...
     return tuple(range(edges[index], edges[index + 1]))
 
 
+def _alone(tensor: Tensor) -> object:
+    return tensor
+
+
 class _Normalize(torch.autograd.Function):
     """`xhat` from the group's mean and variance; backward sums over the group as well."""
 
@@ -128,6 +132,10 @@ class GroupBatchNorm(_BatchNorm):
         super().__init__(old.num_features, old.eps, old.momentum, affine, old.track_running_stats)
         adopt_parameters(self, old)
         self._all_reduce = all_reduce
+
+    def leave(self) -> None:
+        """Normalize alone from now on."""
+        self._all_reduce = _alone
 
     def forward(self, input: Tensor) -> Tensor:
         """Map `[N, C, ...]` to the same shape."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, field_validator
 from pydantic_core.core_schema import ValidationInfo
@@ -16,7 +16,14 @@ from adaptive_platform.models.group_batch_norm import GroupBatchNorm, normalizat
 from adaptive_platform.models.replacement import replace_batch_norm
 from adaptive_platform.settings import Variant
 
-__all__ = ["GhostNorm", "GroupLink", "GroupNorm", "LocalNorm", "NormalizationPolicy"]
+__all__ = [
+    "AnyNormalization",
+    "GhostNorm",
+    "GroupLink",
+    "GroupNorm",
+    "LocalNorm",
+    "NormalizationPolicy",
+]
 
 GroupLink = Callable[[tuple[int, ...]], Callable[[Tensor], object]]
 """Takes the ranks of a group and gives the function that sums a tensor over them in place."""
@@ -25,12 +32,15 @@ GroupLink = Callable[[tuple[int, ...]], Callable[[Tensor], object]]
 class NormalizationPolicy(Variant, ABC):
     """How batch normalization takes its statistics; models without it are left as they are."""
 
+    together: ClassVar[bool] = False
+    """Workers talk to each other within a pass, so all must make equally many."""
+
     evaluation: Literal["running_average", "last_batch", "recomputed"] = "running_average"
     """`running_average`: torch's. `last_batch`: those of each worker's last micro-batch, averaged
     over workers. `recomputed`: those of training samples passed once more before an evaluation."""
     recompute_samples: int | None = Field(default=None, ge=2)
-    """Training samples of a recomputation, over all workers; null for 1,024. Only with
-    `recomputed`."""
+    """Training samples of a recomputation, over all workers, the same ones each time; null for
+    1,024. Only with `recomputed`."""
 
     @field_validator("recompute_samples")
     @classmethod
@@ -71,18 +81,40 @@ class LocalNorm(NormalizationPolicy):
 
 
 class GroupNorm(NormalizationPolicy):
-    """Several workers normalize together (Ying et al. 2018, arXiv 1811.06992)."""
+    """Several workers normalize together (Ying et al. 2018, arXiv 1811.06992).
+
+    Every worker makes equally many passes of at least one sample in each step, so at the end of an
+    epoch fewer samples than workers join the step before. A step in which some worker can't read
+    enough samples is left out by all. Memory that runs out in such a pass stops it on one worker
+    only, and the others notice by their time limit: choose `microbatch` with room to spare.
+    """
 
     kind: Literal["group"] = "group"
+    together: ClassVar[bool] = True
     workers: int = Field(default=2, ge=2)
     """Most workers per group; groups are of consecutive ranks and as equal as can be."""
 
     def _replace(self, model: nn.Module, rank: int, world_size: int, link: GroupLink) -> int:
         members = normalization_group(rank, world_size, self.workers)
         if len(members) == 1:
+            for module in model.modules():  # of an earlier, larger group
+                if isinstance(module, GroupBatchNorm):
+                    module.leave()
             return 0
         all_reduce = link(members)
-        return replace_batch_norm(model, lambda old: GroupBatchNorm(old, all_reduce))
+        return replace_batch_norm(
+            model, lambda old: GroupBatchNorm(old, all_reduce), also=(GroupBatchNorm,)
+        )
+
+    @field_validator("evaluation")
+    @classmethod
+    def _already_large(cls, evaluation: str) -> str:
+        if evaluation == "recomputed":
+            raise ValueError(
+                "a group's statistics can't be computed outside a step; must be running_average or "
+                "last_batch"
+            )
+        return evaluation
 
 
 class GhostNorm(NormalizationPolicy):
@@ -94,3 +126,8 @@ class GhostNorm(NormalizationPolicy):
 
     def _replace(self, model: nn.Module, rank: int, world_size: int, link: GroupLink) -> int:
         return replace_batch_norm(model, lambda old: GhostBatchNorm(old, self.samples))
+
+
+AnyNormalization: TypeAlias = Annotated[
+    LocalNorm | GroupNorm | GhostNorm, Field(discriminator="kind")
+]

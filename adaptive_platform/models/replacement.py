@@ -12,7 +12,11 @@ __all__ = ["adopt_parameters", "replace_batch_norm"]
 _TORCH_KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-def replace_batch_norm(model: nn.Module, make: Callable[[_BatchNorm], _BatchNorm]) -> int:
+def replace_batch_norm(
+    model: nn.Module,
+    make: Callable[[_BatchNorm], _BatchNorm],
+    also: tuple[type[_BatchNorm], ...] = (),
+) -> int:
     """Replace every torch batch-norm layer inside `model`.
 
     Call it before an optimizer or hooks are made. A layer that has several names stays one layer.
@@ -20,6 +24,7 @@ def replace_batch_norm(model: nn.Module, make: Callable[[_BatchNorm], _BatchNorm
     Args:
         model: Changed in place; itself not a batch-norm layer.
         make: Gives the new layer, with the old one's parameters and buffers.
+        also: Further classes whose layers are replaced, such as those of an earlier call.
 
     Returns:
         How many layers were replaced.
@@ -27,8 +32,7 @@ def replace_batch_norm(model: nn.Module, make: Callable[[_BatchNorm], _BatchNorm
     made: dict[int, _BatchNorm] = {}
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if type(child) in _TORCH_KINDS:
-                assert isinstance(child, _BatchNorm)
+            if isinstance(child, _BatchNorm) and type(child) in (*_TORCH_KINDS, *also):
                 if id(child) not in made:
                     made[id(child)] = make(child)
                 setattr(module, name, made[id(child)])

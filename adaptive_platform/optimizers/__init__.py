@@ -15,16 +15,20 @@ from adaptive_platform.optimizers.groups import (
 )
 from adaptive_platform.optimizers.named_state import load_named_state, named_state
 from adaptive_platform.optimizers.natural.driven import ListeningOptimizer
+from adaptive_platform.optimizers.preconditioning import AdamPreconditioner
 from adaptive_platform.optimizers.schedules import ScheduleConfig
+from adaptive_platform.optimizers.weight_averaging import WeightAveragingConfig
 from adaptive_platform.settings import import_variants, union_of
 
 __all__ = [
+    "AdamPreconditioner",
     "AnyOptimizer",
     "AnySchedule",
     "Exchange",
     "ListeningOptimizer",
     "OptimizerConfig",
     "ScheduleConfig",
+    "WeightAveragingConfig",
     "describe_groups",
     "load_named_state",
     "named_state",

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from adaptive_platform.report.gains import against_first_batch
 from adaptive_platform.report.run_data import RunData
 from adaptive_platform.report.series import column, full_steps, time_shares
 from adaptive_platform.report.wording import count, duration, known, number, percent
@@ -40,7 +41,14 @@ def key_figures(run: RunData) -> dict[str, str]:
 
 def sentences(run: RunData) -> list[str]:
     """What happened, in plain text, one sentence each. Says nothing that was not recorded."""
-    told = [_outcome(run), _batch_story(run), _worker_story(run), _trouble(run), _time_story(run)]
+    told = [
+        _outcome(run),
+        _batch_story(run),
+        _saving(run),
+        _worker_story(run),
+        _trouble(run),
+        _time_story(run),
+    ]
     return [sentence for sentence in told if sentence]
 
 
@@ -111,6 +119,23 @@ def _batch_story(run: RunData) -> str:
     if len(lr):
         story += f", and the learning rate moved between {number(lr.min())} and {number(lr.max())}"
     return story + "."
+
+
+def _saving(run: RunData) -> str:
+    cost = against_first_batch(run)
+    if cost is None:
+        return ""
+    seconds = f" and {_compared(cost.seconds, 'time')}" if known(cost.seconds) else ""
+    return (
+        "Against staying at its first batch, the same progress took "
+        f"{_compared(cost.steps, 'steps')}, {_compared(cost.samples, 'samples')}{seconds}, "
+        "by the noise measured on the way."
+    )
+
+
+def _compared(factor: float, what: str) -> str:
+    few = {"steps": "fewer", "samples": "fewer", "time": "less"}[what]
+    return f"{percent(abs(factor - 1.0))} {few if factor < 1.0 else 'more'} {what}"
 
 
 def _widest(batch: Any) -> str:

@@ -10,15 +10,21 @@ from typing import Any
 
 from adaptive_platform.errors import UserError
 from adaptive_platform.report.figures import Panel, panels
+from adaptive_platform.report.gains import decision_gains
 from adaptive_platform.report.headline import key_figures, recipe_differences, sentences
 from adaptive_platform.report.run_data import RunData, labels
 from adaptive_platform.report.series import AXES, AXIS_TITLES, colour, column
-from adaptive_platform.report.wording import count
+from adaptive_platform.report.wording import count, expected_and_realised
 from adaptive_platform.storage import open_location, write_bytes
 
-__all__ = ["render_html", "write_html"]
+__all__ = ["page", "render_html", "table", "write_html"]
 
 _MOST_DECISIONS = 300
+_COSTS = (
+    "Steps, samples and seconds: what the same progress costs after the change, as a factor on "
+    "before; expected when it was decided → realised until the next change. Progress is counted in "
+    "scale-invariant steps (AdaScale)."
+)
 
 _STYLE = """
 :root { color-scheme: light; }
@@ -146,8 +152,6 @@ def render_html(runs: Sequence[RunData]) -> str:
     """
     if not runs:
         raise UserError("report: there is no run to show. Give at least one run directory.")
-    from plotly.offline import get_plotlyjs
-
     names = labels(list(runs))
     title = names[0] if len(runs) == 1 else f"{len(runs)} runs compared"
     drawn = panels(runs)
@@ -165,15 +169,30 @@ def render_html(runs: Sequence[RunData]) -> str:
         _decisions(runs, names),
         _events(runs, names),
         _recipes(runs, names),
+        _environments(runs, names),
     ]
+    return page(title, "".join(body), payload, _SCRIPT)
+
+
+def page(title: str, body: str, payload: Any, script: str) -> str:
+    """One HTML file in the look of the reports, with plotly inside; it may load nothing.
+
+    Args:
+        title: Plain text.
+        body: What `<main>` holds, as HTML.
+        payload: JSON for the script, in the element with the id `figures`.
+        script: JavaScript that draws; `Plotly` is there.
+    """
+    from plotly.offline import get_plotlyjs
+
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head>\n"
-        f"<body><main>{''.join(body)}</main>\n"
+        f"<body><main>{body}</main>\n"
         f'<script type="application/json" id="figures">{_json(payload)}</script>\n'
-        f"<script>{get_plotlyjs()}</script>\n<script>{_SCRIPT}</script></body></html>\n"
+        f"<script>{get_plotlyjs()}</script>\n<script>{script}</script></body></html>\n"
     )
 
 
@@ -195,7 +214,10 @@ def _single(run: RunData) -> str:
 
 
 def _story(run: RunData) -> str:
-    return html.escape(" ".join(sentences(run))).replace(" %", "&nbsp;%")
+    """Three sentences for everybody, and the rest for those who read on."""
+    told = [html.escape(sentence).replace(" %", "&nbsp;%") for sentence in sentences(run)]
+    more = f' <span class="note">{" ".join(told[3:])}</span>' if told[3:] else ""
+    return " ".join(told[:3]) + more
 
 
 def _comparison(runs: Sequence[RunData], names: Sequence[str]) -> str:
@@ -209,7 +231,7 @@ def _comparison(runs: Sequence[RunData], names: Sequence[str]) -> str:
         f"<p>{_swatch(at, name)} {_story(run)}</p>"
         for at, (name, run) in enumerate(zip(names, runs, strict=True))
     )
-    told = _table(["run", *map(html.escape, columns)], rows)
+    told = table(["run", *map(html.escape, columns)], rows)
     return f'<div class="runs">{told}</div>{stories}'
 
 
@@ -243,6 +265,7 @@ def _decisions(runs: Sequence[RunData], names: Sequence[str]) -> str:
     rows, kept = [], 0
     for at, (run, name) in enumerate(zip(runs, names, strict=True)):
         changed = column(run.decisions, "old_batch") != column(run.decisions, "new_batch")
+        gains = decision_gains(run)
         kept += int((~changed).sum())
         rows += [
             [
@@ -251,20 +274,24 @@ def _decisions(runs: Sequence[RunData], names: Sequence[str]) -> str:
                 count(row.get("samples_seen")),
                 f"{count(row.get('old_batch'))} → {count(row.get('new_batch'))}",
                 html.escape(str(row.get("reason", ""))),
+                *(expected_and_realised(gain, name) for name in ("steps", "samples", "seconds")),
                 html.escape(_readable(row.get("inputs"))),
                 html.escape(_readable(row.get("candidates"))),
             ]
-            for row in run.decisions[changed].to_dict("records")
+            for row, gain in zip(run.decisions[changed].to_dict("records"), gains, strict=True)
         ]
     told = f"{count(kept)} more decisions kept the batch as it was." if kept else ""
     if len(rows) > _MOST_DECISIONS:
         told += f" The last {_MOST_DECISIONS} of {count(len(rows))} changes are shown."
         rows = rows[-_MOST_DECISIONS:]
-    head = ["step", "samples seen", "batch", "reason", "inputs", "candidates"]
+    costs = ("steps", "samples", "seconds")
+    head = ["step", "samples seen", "batch", "reason", *costs, "inputs", "candidates"]
     head = ["run", *head] if len(runs) > 1 else head
-    table = _table(head, rows) if rows else "<p>The batch was never changed by a decision.</p>"
+    told_of = table(head, rows) if rows else "<p>The batch was never changed by a decision.</p>"
+    if rows:
+        told = f"{_COSTS} {told}"
     note = f'<p class="note">{told}</p>' if told else ""
-    return f"<h2>Decisions</h2>{table}{note}"
+    return f"<h2>Decisions</h2>{told_of}{note}"
 
 
 def _events(runs: Sequence[RunData], names: Sequence[str]) -> str:
@@ -282,7 +309,7 @@ def _events(runs: Sequence[RunData], names: Sequence[str]) -> str:
     if not rows:
         return ""
     head = ["step", "what", "told"]
-    told = _table(["run", *head] if len(runs) > 1 else head, rows)
+    told = table(["run", *head] if len(runs) > 1 else head, rows)
     return f"<h2>Events</h2><details><summary>{count(len(rows))} events</summary>{told}</details>"
 
 
@@ -294,7 +321,7 @@ def _recipes(runs: Sequence[RunData], names: Sequence[str]) -> str:
             for name, values in recipe_differences(runs).items()
         ]
         head = ["field", *map(html.escape, names)]
-        parts.append(_table(head, rows) if rows else "<p>The recipes are the same.</p>")
+        parts.append(table(head, rows) if rows else "<p>The recipes are the same.</p>")
     for run, name in zip(runs, names, strict=True):
         text = html.escape(run.recipe_text) or "There is no recipe.yaml."
         shown = f"<pre>{text}</pre>"
@@ -306,7 +333,19 @@ def _recipes(runs: Sequence[RunData], names: Sequence[str]) -> str:
     return "".join(parts)
 
 
-def _table(head: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
+def _environments(runs: Sequence[RunData], names: Sequence[str]) -> str:
+    known = list(dict.fromkeys(name for run in runs for name in run.environment))
+    if not known:
+        return ""
+    rows = [
+        [html.escape(name), *(html.escape(str(run.environment.get(name, "–"))) for run in runs)]
+        for name in known
+    ]
+    head = ["what", *(map(html.escape, names) if len(runs) > 1 else ["value"])]
+    return f"<h2>Environment</h2>{table(head, rows)}"
+
+
+def table(head: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
     """A table of cells that are already HTML."""
     header = "".join(f"<th>{cell}</th>" for cell in head)
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from adaptive_platform.errors import UserError
+from adaptive_platform.report.gains import decision_gains
 from adaptive_platform.report.headline import key_figures, recipe_differences, sentences
 from adaptive_platform.report.run_data import RunData, labels
 from adaptive_platform.report.series import column
-from adaptive_platform.report.wording import format_decision
+from adaptive_platform.report.wording import count, expected_and_realised, format_decision
 
 __all__ = ["render_markdown"]
 
@@ -46,7 +47,19 @@ def _decisions(run: RunData) -> list[str]:
     changed = column(run.decisions, "old_batch") != column(run.decisions, "new_batch")
     rows = run.decisions[changed].tail(_MOST_DECISIONS).to_dict("records")
     lines = [f"- {_plain(format_decision({str(k): v for k, v in row.items()}))}" for row in rows]
-    return ["\n".join(lines)] if lines else []
+    if not lines:
+        return []
+    costs = ("steps", "samples", "seconds")
+    gains = [
+        [
+            str(gain.step),
+            f"{count(gain.old_batch)} → {count(gain.new_batch)}",
+            *(expected_and_realised(gain, cost) for cost in costs),
+        ]
+        for gain in decision_gains(run)[-_MOST_DECISIONS:]
+    ]
+    told = "Cost of the same progress after each change, on before: expected → realised."
+    return ["\n".join(lines), told, _table(["step", "batch", *costs], gains)]
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

@@ -47,6 +47,9 @@ class StepRecord:
     """G2, smoothed: squared norm of the true gradient; may be negative while noise hides it."""
     biased: bool = False
     """True where one micro-batch per step forced the estimate from consecutive gradients."""
+    preconditioned: bool = False
+    """True where noise is measured on gradients times Adam's preconditioner, so that
+    `noise_trace` and `signal_sqnorm` have not the unit of `grad_sqnorm`."""
     hessian_top_eigenvalue: float | None = None
     """Top eigenvalue of the loss's Hessian at the last epoch's end; None where not measured."""
     gsnr: float | None = None
@@ -96,6 +99,12 @@ class DecisionRecord:
     """What the controller was told, as JSON."""
     candidates: str = "[]"
     """What it chose from and how each scored, as JSON."""
+    predicted_gain: float | None = None
+    """What a step at the new batch should be worth, in steps at the old one, by the noise known
+    then; None where the batch stays or noise was not known."""
+    predicted_slowdown: float | None = None
+    """How long a step at the new batch should take, in steps at the old one, by the speed known
+    then; None where the batch stays or no step was timed."""
     time: float = 0.0
     """When, in seconds since 1970."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from adaptive_platform.errors import UserError
+from adaptive_platform.report.environment import ENVIRONMENT_NAME
 from adaptive_platform.report.journal import TABLES
 from adaptive_platform.report.parts import arrow_schema, read_table
 from adaptive_platform.report.result import RESULT_NAME
@@ -48,6 +49,9 @@ class RunData:
     result: dict[str, Any] | None = None
     """`result.json`, with the fields of `RunResult`; None while the run has not ended."""
 
+    environment: dict[str, Any] = field(default_factory=dict)
+    """`environment.json` of the newest attempt; empty where there is none."""
+
     @property
     def name(self) -> str:
         """Last part of the path: what people call the run."""
@@ -69,6 +73,7 @@ def read_run(run_dir: str | os.PathLike[str]) -> RunData:
     tables = {name: _frame(system, join(root, name), name, given) for name in TABLES}
     recipe_text = (read_bytes(system, join(root, RECIPE_NAME)) or b"").decode(errors="replace")
     result = read_bytes(system, join(root, RESULT_NAME))
+    environment = read_bytes(system, join(root, ENVIRONMENT_NAME))
     return RunData(
         path=given,
         recipe=_recipe(recipe_text, given),
@@ -78,7 +83,8 @@ def read_run(run_dir: str | os.PathLike[str]) -> RunData:
         # An evaluation at the step of a checkpoint may be repeated by the attempt after it.
         evals=tables["evals"].drop_duplicates("step", keep="last"),
         events=tables["events"].sort_values("time", kind="stable", ignore_index=True),
-        result=None if result is None else _result(result, given),
+        result=None if result is None else _mapping(result, given, RESULT_NAME),
+        environment=_mapping(environment or b"{}", given, ENVIRONMENT_NAME),
     )
 
 
@@ -140,9 +146,9 @@ def _recipe(text: str, given: str) -> dict[str, Any]:
     return recipe if isinstance(recipe, dict) else {}
 
 
-def _result(data: bytes, given: str) -> dict[str, Any]:
+def _mapping(data: bytes, given: str, name: str) -> dict[str, Any]:
     try:
-        result = json.loads(data)
+        content = json.loads(data)
     except ValueError as error:
-        raise UserError(f"{given}: {RESULT_NAME} is not valid JSON ({error}).") from error
-    return result if isinstance(result, dict) else {}
+        raise UserError(f"{given}: {name} is not valid JSON ({error}).") from error
+    return content if isinstance(content, dict) else {}

@@ -10,6 +10,7 @@ from typing import Any
 __all__ = [
     "count",
     "duration",
+    "expected_and_realised",
     "format_decision",
     "format_evaluation",
     "format_event",
@@ -115,6 +116,12 @@ def format_decision(row: Mapping[str, Any]) -> str:
     old, new = row["old_batch"], row["new_batch"]
     what = f"batch stays {count(new)}" if old == new else f"batch {count(old)} → {count(new)}"
     return f"step {count(row['step'])}: {what} ({_one_line(row['reason'])})"
+
+
+def expected_and_realised(gain: Any, cost: str) -> str:
+    """One cost of a `DecisionGain`, expected and realised, such as `0.51 → 0.55`."""
+    expected, realised = getattr(gain.predicted, cost), getattr(gain.realised, cost)
+    return f"{number(expected, 2)} → {number(realised, 2)}"
 
 
 def format_evaluation(row: Mapping[str, Any]) -> str:

@@ -75,6 +75,10 @@ class LayerAverages:
         median = float(np.median(ratios))
         return median if np.isfinite(median) else None
 
+    def clear(self) -> None:
+        """Forget everything."""
+        self._noise, self._signal = np.zeros(0), np.zeros(0)
+
     def state_dict(self) -> dict[str, Any]:
         """Lists of plain numbers for a checkpoint."""
         return {"layer_noise": self._noise.tolist(), "layer_signal": self._signal.tolist()}

@@ -28,6 +28,8 @@ class StepMoments:
     """|G|^2, with G the mean gradient of the whole batch."""
     global_batch: int
     """Samples that entered G."""
+    preconditioned: bool = False
+    """True where all norms are those of `P g`, with P the preconditioner of Adam (Pollux)."""
     layer_micro_sqnorms: Sequence[float] = ()
     """mean_i |g_i|^2 of each layer, where layers are measured; they add up to `micro_sqnorm`."""
     layer_global_sqnorms: Sequence[float] = ()
@@ -79,6 +81,8 @@ class DifferencedMoments:
     """Samples that entered G_t."""
     previous_batch: int
     """Samples that entered G_{t-1}."""
+    preconditioned: bool = False
+    """True where both gradients were multiplied by Adam's preconditioner of step t."""
 
     @property
     def noise_trace(self) -> float:

@@ -18,6 +18,9 @@ LossAndGradient: TypeAlias = Callable[[Vector], tuple[float, Vector]]
 
 _START = 0.01
 """Size of the random start, as a share of the box: the gradient at a minimum itself is zero."""
+_FIRST_MOVE = 0.5
+"""Share of the box that the steepest coordinate goes in the first iteration. L-BFGS-B takes the
+gradient itself for its first step, which in a small box is lost in the rounding of the loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +71,7 @@ def sharpness(
             np.linalg.lstsq(directions, parameters, rcond=None)[0], dtype=np.float64
         )
     half_width = epsilon * (np.abs(coordinates) + 1.0)
-    highest = base
+    highest, factor = base, 1.0
 
     def negated(share: Vector) -> tuple[float, Vector]:
         nonlocal highest
@@ -77,9 +80,12 @@ def sharpness(
         if math.isfinite(value):
             highest = max(highest, value)
         slope = gradient if directions is None else directions.T @ gradient
-        return -value, -half_width * slope
+        return -factor * value, -factor * half_width * slope
 
     start = _START * np.random.default_rng(seed).uniform(-1.0, 1.0, len(coordinates))
+    steepest = float(np.abs(negated(start)[1]).max())
+    if 0.0 < steepest < math.inf:
+        factor = _FIRST_MOVE / steepest
     minimize(
         negated,
         start,

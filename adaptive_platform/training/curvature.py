@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -17,7 +15,7 @@ from adaptive_platform.errors import UserError
 from adaptive_platform.gradients.loss import SampleLoss
 from adaptive_platform.models import average_normalization
 from adaptive_platform.statistics.hessian import hessian_vector_product, power_iteration
-from adaptive_platform.training.evaluation import microbatch_to
+from adaptive_platform.training.probe import chosen_samples, read_plainly
 
 __all__ = ["PROBE_SAMPLES", "Curvature"]
 
@@ -54,10 +52,8 @@ class Curvature:
         self._reducer = reducer
         self._seed = seed
         self._memory_format = memory_format
-        size = min(PROBE_SAMPLES, len(samples))
-        chosen = np.random.default_rng(seed).choice(len(samples), size, replace=False)
-        self._probe = _Chosen(samples, [int(i) for i in chosen])
-        self._config = config.model_copy(update={"decode_workers": 0, "broken": "skip"})
+        self._probe = chosen_samples(samples, PROBE_SAMPLES, seed)
+        self._config = read_plainly(config)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
 
     def top_eigenvalue(self) -> float:
@@ -102,27 +98,7 @@ class Curvature:
         batches = evaluation_batches(
             self._probe, self._config, reducer.rank, reducer.world_size, PROBE_SAMPLES
         )
-        return [microbatch_to(batch, device, self._memory_format) for batch in batches]
-
-
-class _Chosen(Samples):
-    """Some samples of a set."""
-
-    def __init__(self, samples: Samples, ids: list[int]) -> None:
-        self._samples = samples
-        self._ids = ids
-        self.image_size = samples.image_size
-        self.tensors_are_images = samples.tensors_are_images
-        self.reads_randomly = samples.reads_randomly
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        return self._samples[self._ids[index]]
-
-    def where(self, index: int) -> str:
-        return self._samples.where(self._ids[index])
+        return [batch.on(device, self._memory_format) for batch in batches]
 
 
 def _zeros(vector: Tensor) -> Tensor:

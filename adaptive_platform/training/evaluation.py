@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from adaptive_platform.collectives import Reducer
-from adaptive_platform.data import BrokenSample, DataConfig, MicroBatch, Samples, evaluation_batches
+from adaptive_platform.data import BrokenSample, DataConfig, Samples, evaluation_batches
 from adaptive_platform.errors import DataError, RunFailedError, UserError
 from adaptive_platform.gradients.loss import SampleLoss, correct_predictions
 from adaptive_platform.gradients.precision import PrecisionConfig
@@ -73,7 +73,7 @@ def evaluate(
     failure: Exception | None = None
     try:
         for microbatch in batches:
-            moved = microbatch_to(microbatch, device, memory_format)
+            moved = microbatch.on(device, memory_format)
             with precision.autocast(device.type):
                 outputs = model(moved.inputs)
                 losses = loss(outputs, moved.targets)
@@ -112,16 +112,3 @@ def evaluate(
         broken=batches.broken,
         seconds=time.perf_counter() - started,
     )
-
-
-def microbatch_to(
-    microbatch: MicroBatch, device: torch.device, memory_format: torch.memory_format
-) -> MicroBatch:
-    """The micro-batch on `device`; images in `memory_format`."""
-    inputs = microbatch.inputs
-    if inputs.dim() == 4:
-        inputs = inputs.to(device, memory_format=memory_format, non_blocking=True)
-    else:
-        inputs = inputs.to(device, non_blocking=True)
-    targets = microbatch.targets.to(device, non_blocking=True)
-    return replace(microbatch, inputs=inputs, targets=targets)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from adaptive_platform.collectives import Membership, Reducer
-from adaptive_platform.controllers import Limits, Observation
+from adaptive_platform.controllers import Decision, Limits, Observation
 from adaptive_platform.errors import UserError
 from adaptive_platform.gradients.buckets import GradientBuckets
+from adaptive_platform.optimizers import AdamPreconditioner
 from adaptive_platform.recipe import Recipe
 from adaptive_platform.statistics.throughput import StepTiming
 from adaptive_platform.training.curvature import Curvature
+from adaptive_platform.training.forecast import Forecast, forecast
 from adaptive_platform.training.own_share import OwnShare
 from adaptive_platform.training.state import RunState
 from adaptive_platform.training.step import Measured, Step
@@ -61,6 +63,7 @@ class Measuring:
         minimum: Smallest micro-batch of the model.
         share: Knows the largest micro-batch.
         curvature: Measures the Hessian, where that is needed.
+        preconditioner: What noise is measured through; plain gradients where None.
     """
 
     def __init__(
@@ -74,12 +77,14 @@ class Measuring:
         minimum: int,
         share: OwnShare,
         curvature: Curvature,
+        preconditioner: AdamPreconditioner | None,
     ) -> None:
         self._state = state
         self._reducer = reducer
         self._minimum = minimum
         self._share = share
         self._curvature = curvature
+        self._preconditioner = preconditioner
         self._tell = tell
         self._num_nodes = len(set(membership.node_of_rank or ("one",)))
         self._needs = recipe.batch.needs
@@ -93,7 +98,12 @@ class Measuring:
             state.previous_gradient.forget()
             state.estimator.update(moments)
             return
-        difference = state.previous_gradient.difference(buckets, step.mean_factor, measured.trained)
+        difference = state.previous_gradient.difference(
+            buckets,
+            step.mean_factor,
+            measured.trained,
+            self._preconditioner if moments.preconditioned else None,
+        )
         if difference is not None:
             state.estimator.update_differenced(difference)
 
@@ -120,22 +130,28 @@ class Measuring:
 
     def speed(self, microbatch: int, accumulation: int, seconds: float) -> None:
         """Take the time of a committed step in."""
-        if "throughput" in self._needs:
-            self._state.speed.add(
-                StepTiming(
-                    world_size=self._reducer.world_size,
-                    num_nodes=self._num_nodes,
-                    microbatch=microbatch,
-                    accumulation=accumulation,
-                    step_seconds=seconds,
-                )
+        self._state.speed.add(
+            StepTiming(
+                world_size=self._reducer.world_size,
+                num_nodes=self._num_nodes,
+                microbatch=microbatch,
+                accumulation=accumulation,
+                step_seconds=seconds,
             )
+        )
 
     def refit(self) -> None:
-        """Fit the speed of the run where it is time. All workers take part."""
+        """Fit the speed of the run where the controller needs it. All workers take part."""
         speed = self._state.speed
         if "throughput" in self._needs and speed.due(self._state.progress.step):
             speed.refit(self._reducer)
+
+    def forecast(self, decision: Decision, observation: Observation) -> Forecast | None:
+        """What a change of the batch should bring, for the record; None where nothing changes."""
+        if not decision.changed:
+            return None
+        model = observation.throughput or self._state.speed.own_model()
+        return forecast(observation, decision.global_batch, model)
 
     def curvature(self) -> None:
         """Measure the Hessian where it is needed; called at the end of each epoch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -74,6 +75,6 @@ def recut(
     targets = torch.cat([m.targets for m in microbatches])[index]
     ids = torch.cat([m.ids for m in microbatches])[index]
     return [
-        MicroBatch(inputs=i, targets=t, ids=n)
+        replace(microbatches[0], inputs=i, targets=t, ids=n)
         for i, t, n in zip(inputs.split(sizes), targets.split(sizes), ids.split(sizes), strict=True)
     ]

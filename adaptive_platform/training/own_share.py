@@ -24,6 +24,8 @@ class OwnShare:
         reducer: The workers.
         minimum: Fewest samples of a micro-batch that the model can train on.
         microbatch: Most samples of one, as far as the recipe says; None for any.
+        together: Workers talk to each other within a pass, so all get equally many micro-batches,
+            or none.
     """
 
     def __init__(
@@ -34,12 +36,14 @@ class OwnShare:
         *,
         minimum: int,
         microbatch: int | None,
+        together: bool = False,
     ) -> None:
         self._stream = stream
         self._state = state
         self._reducer = reducer
         self._minimum = minimum
         self._microbatch = microbatch
+        self._together = together
         # A single worker splits its batch, since noise shows only between parts.
         self._at_least = 2 if reducer.world_size == 1 else 1
 
@@ -52,18 +56,41 @@ class OwnShare:
     def take(self, consumed: int) -> tuple[Share | None, Exception | None]:
         """The share of a step of `consumed` samples.
 
+        Where workers pass together, one small message asks whether all have what they need.
+
         An error is returned and not raised, for the vote, so that all workers end together.
         """
+        bound = self.largest_microbatch or consumed
+        if not self._together:
+            return self._taken(consumed, bound, self._at_least)
+        pieces = self._equal_pieces(consumed, bound)
+        share, fatal = self._taken(consumed, consumed, pieces)
+        missing = float(share is None or len(share.microbatches) != pieces)
+        short = torch.tensor([missing], device=self._reducer.device)
+        self._reducer.all_reduce(short)
+        if float(short) == 0.0:
+            return share, fatal
+        if share is not None:  # the step is left out by all
+            ids = [microbatch.ids for microbatch in share.microbatches]
+            share = replace(
+                share, microbatches=[], left_out=torch.cat([*ids, share.left_out.to(torch.int64)])
+            )
+        return share, fatal
+
+    def _equal_pieces(self, consumed: int, bound: int) -> int:
+        """Micro-batches of every worker: as few as keep the largest share's within the bound."""
+        smallest, more = divmod(consumed, self._reducer.world_size)
+        wanted = max(-(-(smallest + (more > 0)) // bound), self._at_least)
+        return min(wanted, smallest)
+
+    def _taken(
+        self, consumed: int, bound: int, at_least: int
+    ) -> tuple[Share | None, Exception | None]:
         progress = self._state.progress
         try:
             return (
                 self._stream.take(
-                    progress.epoch,
-                    progress.cursor,
-                    consumed,
-                    self._minimum,
-                    self.largest_microbatch or consumed,
-                    self._at_least,
+                    progress.epoch, progress.cursor, consumed, self._minimum, bound, at_least
                 ),
                 None,
             )

@@ -15,14 +15,18 @@ from adaptive_platform.errors import DataError, UserError
 from adaptive_platform.gradients.buckets import GradientBuckets
 from adaptive_platform.gradients.buffers import SharedBuffers
 from adaptive_platform.gradients.loss import SampleLoss
-from adaptive_platform.models import smallest_microbatch
-from adaptive_platform.optimizers import Exchange, ListeningOptimizer
+from adaptive_platform.models import NormalizationPolicy, smallest_microbatch
+from adaptive_platform.optimizers import AdamPreconditioner, Exchange, ListeningOptimizer
+from adaptive_platform.optimizers.cyclic_tail import CyclicTailSchedule
 from adaptive_platform.progress import Progress
 from adaptive_platform.recipe import Recipe
 from adaptive_platform.training.checkpoint_writer import CheckpointWriter
+from adaptive_platform.training.copies import Copies, NodeReducer
 from adaptive_platform.training.curvature import Curvature
+from adaptive_platform.training.evaluated import Evaluated
 from adaptive_platform.training.fitness import memory_format_of, refuse_sparse
 from adaptive_platform.training.measuring import Measuring
+from adaptive_platform.training.mixing import Mixing
 from adaptive_platform.training.observer import Observer
 from adaptive_platform.training.own_share import OwnShare
 from adaptive_platform.training.persistence import Persistence
@@ -30,6 +34,7 @@ from adaptive_platform.training.rates import Rates
 from adaptive_platform.training.scoring import Scoring
 from adaptive_platform.training.state import RunState
 from adaptive_platform.training.step import RIDER_SLOTS, Step
+from adaptive_platform.training.subgroups import Subgroups
 from adaptive_platform.training.telling import Teller
 
 __all__ = ["Lasting", "Parts", "assemble"]
@@ -44,6 +49,8 @@ class Lasting:
     writer: CheckpointWriter | None
     state: RunState | None = None
     optimizer: Optimizer | None = None
+    mixing: Mixing | None = None
+    evaluated: Evaluated | None = None
     told: set[str] = field(default_factory=set)
     """Warnings that were told, and are not told twice."""
 
@@ -63,8 +70,11 @@ class Parts:
     measuring: Measuring
     scoring: Scoring
     persistence: Persistence
+    copies: Copies
+    evaluated: Evaluated
+    mixing: Mixing
     minimum: int
-    """Fewest samples of a micro-batch that the model can train on."""
+    """Fewest samples of a step that the model can train on."""
     memory_format: torch.memory_format
     """Layout of 4-D inputs."""
     resources: ExitStack
@@ -110,7 +120,8 @@ def assemble(
     refuse_sparse(model)
     evaluation_loss = loss or recipe.loss.build_evaluation()
     memory_format = memory_format_of(model)
-    minimum = smallest_microbatch(model)
+    policy = recipe.model.normalization
+    minimum = _smallest_slice(model, policy, membership.world_size)
     state = lasting.state or _first_state(recipe, len(source.train), minimum, data_config)
     with ExitStack() as resources:
         reducer = Reducer(
@@ -121,13 +132,40 @@ def assemble(
             roll_call=roll_call,
         )
         resources.callback(reducer.close)
+        subgroups = Subgroups(membership, reducer.device, recipe.reducer.timeout_seconds, resources)
+        mixing = lasting.mixing or Mixing(
+            recipe.mixup, recipe.erasing, len(source.classes), recipe.seed
+        )
+        evaluated = lasting.evaluated or Evaluated(
+            model,
+            # A copy, so before anything is hooked to the model.
+            recipe.averaging.build(model) if recipe.averaging is not None else None,
+            _cycle_ends(recipe),
+        )
+        if lasting.optimizer is None:
+            policy.apply(
+                model,
+                membership.rank,
+                membership.world_size,
+                lambda ranks: subgroups.among(ranks).all_reduce,
+            )
         optimizer = lasting.optimizer or recipe.optimizer.build_for(
             model,
-            Exchange(reducer.rank, reducer.world_size, reducer.all_reduce, reducer.broadcast),
+            Exchange(
+                reducer.rank,
+                reducer.world_size,
+                reducer.all_reduce,
+                reducer.broadcast,
+                subgroups.exchange,
+            ),
         )
         lasting.state, lasting.optimizer = state, optimizer
+        lasting.mixing, lasting.evaluated = mixing, evaluated
         if isinstance(optimizer, ListeningOptimizer):
             resources.callback(optimizer.close)
+        preconditioner = None
+        if _through_preconditioner(recipe):
+            preconditioner = AdamPreconditioner(optimizer)
         buffers = SharedBuffers(model, shared=membership.world_size > 1)
         buckets = GradientBuckets(
             model.named_parameters(),
@@ -135,13 +173,21 @@ def assemble(
             bucket_bytes=int(recipe.reducer.bucket_mib * _MIB),
             rider_slots=RIDER_SLOTS + buffers.num_averaged,
             layers=recipe.statistics.layers or "layers" in recipe.batch.needs,
+            preconditioner=preconditioner,
         )
         resources.callback(buckets.close)
         tell = Teller(observer, state, first=reducer.rank == 0, told=lasting.told)
         stream = SampleStream(
             source.train, data_config, recipe.seed, membership.rank, membership.world_size
         )
-        share = OwnShare(stream, state, reducer, minimum=minimum, microbatch=recipe.microbatch)
+        share = OwnShare(
+            stream,
+            state,
+            reducer,
+            minimum=1 if policy.together else minimum,
+            microbatch=recipe.microbatch,
+            together=policy.together,
+        )
         resources.callback(share.close)
         curvature = Curvature(
             model,
@@ -152,6 +198,9 @@ def assemble(
             seed=recipe.seed,
             memory_format=memory_format,
         )
+        node = NodeReducer(membership, recipe.reducer.timeout_seconds, reducer.device)
+        resources.callback(node.close)
+        copies = Copies(recipe.sync, model, optimizer, reducer, node, seed=recipe.seed)
         persistence = Persistence(
             lasting.writer,
             recipe.checkpoint,
@@ -159,6 +208,9 @@ def assemble(
             optimizer,
             state,
             reducer,
+            copies=copies,
+            evaluated=evaluated,
+            mixing=mixing,
             kinds={"batch": recipe.batch.kind, "optimizer": recipe.optimizer.kind},
             classes=source.classes,
             tell=tell.event,
@@ -181,9 +233,11 @@ def assemble(
                 minimum=minimum,
                 share=share,
                 curvature=curvature,
+                preconditioner=preconditioner,
             ),
             scoring=Scoring(
                 model,
+                evaluated,
                 source,
                 data_config,
                 evaluation_loss,
@@ -192,12 +246,29 @@ def assemble(
                 state=state,
                 reducer=reducer,
                 tell=tell,
+                policy=policy,
             ),
             persistence=persistence,
+            copies=copies,
+            evaluated=evaluated,
+            mixing=mixing,
             minimum=minimum,
             memory_format=memory_format,
             resources=resources.pop_all(),
         )
+
+
+def _smallest_slice(model: nn.Module, policy: NormalizationPolicy, world_size: int) -> int:
+    """Fewest samples of a step: one micro-batch, or where all must take part, one sample each."""
+    smallest = smallest_microbatch(model)
+    return max(smallest, world_size) if policy.together else smallest
+
+
+def _cycle_ends(recipe: Recipe) -> list[float]:
+    schedule = recipe.schedule
+    if not recipe.ensemble or not isinstance(schedule, CyclicTailSchedule):
+        return []
+    return schedule.cycle_ends(recipe.stop.horizon.value)
 
 
 def _first_state(recipe: Recipe, size: int, minimum: int, data_config: DataConfig) -> RunState:
@@ -209,11 +280,15 @@ def _first_state(recipe: Recipe, size: int, minimum: int, data_config: DataConfi
         base_batch=recipe.lr_rule.base_batch or recipe.batch.global_batch,
         global_batch=recipe.batch.global_batch,
         loss_scale=recipe.precision.first_scale(),
-        estimator=recipe.statistics.build(),
+        estimator=recipe.statistics.build(preconditioned=_through_preconditioner(recipe)),
         controller=recipe.batch.build(),
         ledger=BrokenLedger(size, data_config.max_broken_share),
         variance=recipe.vr.build(for_betas=recipe.optimizer.keeps_squares) if recipe.vr else None,
     )
+
+
+def _through_preconditioner(recipe: Recipe) -> bool:
+    return recipe.optimizer.keeps_squares and recipe.statistics.preconditioned is not False
 
 
 def _device_of(model: nn.Module) -> torch.device:

@@ -15,8 +15,11 @@ from adaptive_platform.errors import CheckpointError, UserError
 from adaptive_platform.models import average_normalization
 from adaptive_platform.optimizers import ListeningOptimizer
 from adaptive_platform.training.checkpoint_writer import CheckpointWriter
+from adaptive_platform.training.copies import Copies
+from adaptive_platform.training.evaluated import Evaluated
+from adaptive_platform.training.mixing import Mixing
 from adaptive_platform.training.state import RunState, load_checkpoint, make_checkpoint
-from adaptive_platform.training.unison import agree_on_weights, from_one, raise_first
+from adaptive_platform.training.unison import agree_on_weights, from_first, raise_first
 
 __all__ = ["Persistence"]
 
@@ -35,6 +38,9 @@ class Persistence:
         optimizer: Its optimizer.
         state: What steers the run.
         reducer: The workers.
+        copies: This worker's copy of the weights among the others'.
+        evaluated: Averages and snapshots of the weights.
+        mixing: This worker's mixed batches.
         kinds: Kinds of controller and optimizer, which own parts of a checkpoint.
         classes: Class names by number.
         tell: Reports an event as `(kind, text)`.
@@ -49,6 +55,9 @@ class Persistence:
         state: RunState,
         reducer: Reducer,
         *,
+        copies: Copies,
+        evaluated: Evaluated,
+        mixing: Mixing,
         kinds: dict[str, str],
         classes: tuple[str, ...],
         tell: Callable[[str, str], None],
@@ -59,6 +68,9 @@ class Persistence:
         self._optimizer = optimizer
         self._state = state
         self._reducer = reducer
+        self._copies = copies
+        self._evaluated = evaluated
+        self._mixing = mixing
         self._kinds = kinds
         self._classes = classes
         self._tell = tell
@@ -69,25 +81,53 @@ class Persistence:
         natural = None
         if isinstance(self._optimizer, ListeningOptimizer):
             natural = self._optimizer.natural_state()  # gathered from the workers that own parts
-        if self._writer is None:
-            return
-        self.wait()
-        content = self.content()
-        content["natural"] = natural
-        step = self._state.progress.step
-        keep = self._state.best_step if self._config.keep_best else None
-        # One deep copy keeps tensors that share memory sharing it in the file.
-        self._writer.begin(copy.deepcopy(content), step, keep)
+        sync = self._copies.state_dict()
+        batches = self._mixed_batches()
+        with self._copies.agreed():
+            if self._writer is None:
+                return
+            self.wait()
+            content = self.content()
+            content["natural"] = natural
+            content["sync"] = sync
+            content["mixing"] = batches
+            step = self._state.progress.step
+            keep = self._state.best_step if self._config.keep_best else None
+            # One deep copy keeps tensors that share memory sharing it in the file.
+            self._writer.begin(copy.deepcopy(content), step, keep)
 
     def content(self) -> dict[str, Any]:
-        """What a checkpoint holds, for optimizers whose state is the same on all workers."""
-        return make_checkpoint(
+        """What a checkpoint holds of that which is the same on all workers."""
+        content = make_checkpoint(
             self._model, self._optimizer, self._state, kinds=self._kinds, classes=self._classes
         )
+        content["evaluated"] = self._evaluated.state_dict()
+        return content
+
+    def _mixed_batches(self) -> list[dict[str, torch.Tensor]] | None:
+        """Every worker's, in rank order; None where nothing of them is needed."""
+        if not self._mixing.remembers:
+            return None
+        return self._reducer.all_gather_object(self._mixing.state_dict())
+
+    def _take_up_mixing(self, saved: list[dict[str, torch.Tensor]] | None) -> list[str]:
+        """With as many workers as before each goes on from its own; else what people should know.
+
+        Mixing starts from the plain samples then, as at the beginning of a run.
+        """
+        if saved is None or not self._mixing.remembers:
+            return []
+        if len(saved) != self._reducer.world_size:
+            return [
+                f"mixup.running: the mixed batches of {len(saved)} workers are left out, as the "
+                "number of workers changed."
+            ]
+        self._mixing.load_state_dict(saved[self._reducer.rank], self._reducer.device)
+        return []
 
     def load(self, content: dict[str, Any]) -> list[str]:
-        """Put a checkpoint into its owners; see `state.load_checkpoint`."""
-        return load_checkpoint(
+        """Put what is the same on all workers into its owners; see `state.load_checkpoint`."""
+        messages = load_checkpoint(
             content,
             self._model,
             self._optimizer,
@@ -95,6 +135,9 @@ class Persistence:
             kinds=self._kinds,
             classes=self._classes,
         )
+        if "evaluated" in content:
+            self._evaluated.load_state_dict(content["evaluated"])
+        return messages
 
     def poll(self) -> None:
         """Tell of a checkpoint that was finished meanwhile."""
@@ -127,9 +170,12 @@ class Persistence:
             error = CheckpointError(f"resume: the checkpoints can't be read ({failure}).")
         raise_first(self._reducer, error)
         device = next(self._model.parameters()).device
-        content = from_one(self._reducer, content, device)
+        content = from_first(self._reducer, content, device)
         if content:
-            messages += self.load(read_state(content))
+            saved = read_state(content)
+            messages += self.load(saved)
+            messages += self._copies.load(saved.get("sync"))
+            messages += self._take_up_mixing(saved.get("mixing"))
             progress = self._state.progress
             messages.append(
                 f"resumed at step {progress.step}, epoch {progress.position:.2f}, "
@@ -137,6 +183,7 @@ class Persistence:
             )
         else:
             agree_on_weights(self._reducer, self._model)
+            self._copies.begin()
         for message in messages:
             self._tell("resume", message)
         return bool(content)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from adaptive_platform.gradients.buckets import GradientBuckets
+from adaptive_platform.optimizers import AdamPreconditioner
 from adaptive_platform.statistics import DifferencedMoments
 
 __all__ = ["PreviousGradient"]
@@ -26,7 +27,11 @@ class PreviousGradient:
 
     @torch.no_grad()
     def difference(
-        self, buckets: GradientBuckets, mean_factor: float, batch: int
+        self,
+        buckets: GradientBuckets,
+        mean_factor: float,
+        batch: int,
+        preconditioner: AdamPreconditioner | None = None,
     ) -> DifferencedMoments | None:
         """Compare with the step before and keep this step's gradient. Synchronises.
 
@@ -34,6 +39,7 @@ class PreviousGradient:
             buckets: Hold the summed gradient.
             mean_factor: Makes it a mean.
             batch: Samples that entered it.
+            preconditioner: What both gradients are looked at through, as it is in this step.
 
         Returns:
             None at the first call.
@@ -43,8 +49,13 @@ class PreviousGradient:
         moments = None
         if self._gradients:
             before = [self._gradients[name].to(g.device) for name, g in named.items()]
-            apart = torch._foreach_norm(torch._foreach_sub(now, before), dtype=torch.float32)
-            inner = [tensor.sum() for tensor in torch._foreach_mul(now, before)]
+            seen, seen_before = list(now), before
+            if preconditioner is not None:
+                seen = preconditioner.scaled(buckets.parameters_of_sums, now)
+                seen_before = preconditioner.scaled(buckets.parameters_of_sums, before)
+            differences = torch._foreach_sub(seen, seen_before)
+            apart = torch._foreach_norm(differences, dtype=torch.float32)
+            inner = [tensor.sum() for tensor in torch._foreach_mul(seen, seen_before)]
             values = torch.stack(
                 [torch.stack(apart).square().sum(), torch.stack(inner).sum().float()]
             )
@@ -54,6 +65,7 @@ class PreviousGradient:
                 inner_product=product,
                 global_batch=batch,
                 previous_batch=self._batch,
+                preconditioned=preconditioner is not None,
             )
         self._gradients = dict(zip(named, now, strict=True))
         self._batch = batch

@@ -12,6 +12,7 @@ from adaptive_platform.data import MicroBatch
 from adaptive_platform.progress import Progress
 from adaptive_platform.report.records import DecisionRecord, StepRecord
 from adaptive_platform.summary import GradientSummary
+from adaptive_platform.training.forecast import Forecast
 from adaptive_platform.training.step import Measured
 
 __all__ = ["decision_record", "step_record"]
@@ -66,6 +67,7 @@ def step_record(
         noise_trace=summary.noise_trace,
         signal_sqnorm=summary.signal_sqnorm,
         biased=summary.biased,
+        preconditioned=summary.preconditioned,
         gsnr=summary.gsnr,
         hessian_top_eigenvalue=summary.hessian_top_eigenvalue,
         efficiency=summary.efficiency(max(measured.trained, 1), base_batch),
@@ -81,9 +83,22 @@ def step_record(
 
 
 def decision_record(
-    decision: Decision, *, kind: str, old_batch: int, progress: Progress
+    decision: Decision,
+    *,
+    kind: str,
+    old_batch: int,
+    progress: Progress,
+    expected: Forecast | None,
 ) -> DecisionRecord:
-    """What is written down of a decision of the controller `kind`, taken at `progress`."""
+    """What is written down of a decision.
+
+    Args:
+        decision: What the controller answered.
+        kind: Of the controller.
+        old_batch: The batch before.
+        progress: Where the run stood.
+        expected: What the change should bring; None where nothing changes.
+    """
     return DecisionRecord(
         step=progress.step,
         epoch=progress.epoch,
@@ -94,5 +109,7 @@ def decision_record(
         reason=decision.reason,
         inputs=json.dumps(dict(decision.inputs)),
         candidates=json.dumps([asdict(c) for c in decision.candidates]),
+        predicted_gain=expected.gain if expected else None,
+        predicted_slowdown=expected.slowdown if expected else None,
         time=time.time(),
     )

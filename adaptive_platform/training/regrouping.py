@@ -13,7 +13,7 @@ from adaptive_platform.checkpoints.store import read_state
 from adaptive_platform.collectives import CollectiveError, Membership, Reducer
 from adaptive_platform.progress import Progress
 from adaptive_platform.report.records import StepRecord
-from adaptive_platform.training.unison import from_one
+from adaptive_platform.training.unison import from_rank
 
 __all__ = ["NextMembers", "Regrouping", "Standing", "Tail", "align"]
 
@@ -127,7 +127,7 @@ def align(
         torch.save(state, file)
         content = file.getvalue()
     beside = reducer.all_gather_object(beside)[source]
-    content = from_one(reducer, content, device, source)
+    content = from_rank(reducer, content, device, source)
     if mine != furthest:
         unpack(read_state(content), beside)
     return source

@@ -8,13 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from pydantic import ValidationError
 
 from adaptive_platform.controllers import ControllerConfig, Limits
+from adaptive_platform.controllers.goodput import split_of
 from adaptive_platform.controllers.replay import Recorded, Replay, replay
 from adaptive_platform.errors import UserError
 from adaptive_platform.recipe import Recipe, load_recipe, parse_overrides
+from adaptive_platform.report.plots import Line, Plot
 from adaptive_platform.report.run_data import RunData, read_run
+from adaptive_platform.report.series import full_steps
 from adaptive_platform.settings import user_error, variants_of
 from adaptive_platform.statistics.throughput import StepTiming, ThroughputEstimator
 from adaptive_platform.summary import GradientSummary, ThroughputModel
@@ -52,6 +56,8 @@ class RunReplay:
     """Scale-invariant steps at which both end."""
     notes: tuple[str, ...]
     """What the numbers rest on, and what is missing."""
+    plots: tuple[Plot, ...]
+    """Batch and time of both over what was learned."""
 
     def lines(self) -> list[str]:
         """The decisions that changed the batch, one line each, then the notes."""
@@ -122,7 +128,71 @@ def replay_run(
         courses=_courses(run, steps, controller, replayed, throughput),
         learned=learned,
         notes=tuple(notes),
+        plots=_plots(steps, controller, replayed, throughput, base, limits),
     )
+
+
+def _plots(
+    steps: pd.DataFrame,
+    kind: str,
+    replayed: Replay,
+    throughput: ThroughputModel | None,
+    base: int,
+    limits: Limits,
+) -> tuple[Plot, ...]:
+    """What the run and the replay did, over scale-invariant steps."""
+    learned = [0.0, *steps["scale_invariant_step"].tolist()]
+    batches = steps["global_batch"].tolist()
+    theirs = list(replayed.learned)
+    own_at, own_batch = _full(learned, batches, limits.dataset_size)
+    other_at, other_batch = _full(theirs, replayed.batches, limits.dataset_size)
+    own, other = "run, recorded", f"{kind}, replayed"
+    unit = f"progress in steps of the base batch ({base})"
+
+    def plot(title: str, unit_y: str, lines: list[Line]) -> Plot:
+        return Plot(title=title, x=unit, y=unit_y, lines=lines)
+
+    plots = [
+        plot("Global batch", "samples per step", [
+            Line(name=own, x=own_at, y=own_batch, dashed=True, staircase=True),
+            Line(name=other, x=other_at, y=other_batch, staircase=True),
+        ]),
+        plot("Optimizer steps", "steps", [
+            Line(name=own, x=learned, y=list(range(len(learned))), dashed=True),
+            Line(name=other, x=theirs, y=list(range(len(theirs)))),
+        ]),
+        plot("Samples", "samples", [
+            Line(name=own, x=learned, y=[0.0, *np.cumsum(batches).tolist()], dashed=True),
+            Line(name=other, x=theirs, y=[0.0, *np.cumsum(replayed.batches[:-1]).tolist()]),
+        ]),
+    ]  # fmt: skip
+    if throughput is not None:
+        seconds = [
+            throughput.step_seconds(limits.world_size, limits.num_nodes, *split_of(b, limits))
+            for b in replayed.batches[:-1]
+        ]
+        spent = [0.0, *np.cumsum(steps["step_seconds"]).tolist()]
+        plots.append(
+            plot("Time", "seconds", [
+                Line(name=own, x=learned, y=spent, dashed=True),
+                Line(name=other, x=theirs, y=[0.0, *np.cumsum(seconds).tolist()]),
+            ])
+        )  # fmt: skip
+    return tuple(plots)
+
+
+def _full(
+    at: Sequence[float], batches: Sequence[int], size: int
+) -> tuple[list[float], list[float]]:
+    """Positions and batches without the left-over ends of epochs."""
+    import pandas as pd
+
+    begun = np.concatenate([[0], np.cumsum(batches)[:-1]])
+    frame = pd.DataFrame(
+        {"at": at[: len(batches)], "global_batch": batches, "epoch": begun // size}
+    )
+    full = full_steps(frame)
+    return full["at"].tolist(), full["global_batch"].tolist()
 
 
 def _config(recipe: Recipe, kind: str, overrides: Sequence[str]) -> ControllerConfig:
@@ -253,7 +323,8 @@ def _courses(
             )
         )
         courses.append(Course(name="run, by the model", seconds=seconds, **own))
-    final = replayed.decisions[-1][1].global_batch if replayed.decisions else replayed.batches[-1]
+    # Not the last step's size, which is what an epoch leaves over.
+    final = replayed.decisions[-1][1].global_batch if replayed.decisions else replayed.batches[0]
     courses.append(
         Course(
             name=f"{kind}, replayed",

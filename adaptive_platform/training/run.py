@@ -30,7 +30,6 @@ from adaptive_platform.report.records import DecisionRecord, StepRecord
 from adaptive_platform.training.adversaries import with_adversaries
 from adaptive_platform.training.cadence import crossed, is_over
 from adaptive_platform.training.checkpoint_writer import CheckpointWriter
-from adaptive_platform.training.evaluation import microbatch_to
 from adaptive_platform.training.held_records import HeldRecords, Record
 from adaptive_platform.training.measuring import refuse_unmet_needs
 from adaptive_platform.training.observer import Observer, SilentObserver
@@ -160,6 +159,9 @@ class TrainingRun:
         self._measuring = parts.measuring
         self._scoring = parts.scoring
         self._persistence = parts.persistence
+        self._copies = parts.copies
+        self._evaluated = parts.evaluated
+        self._mixing = parts.mixing
         self._minimum = parts.minimum
         self._memory_format = parts.memory_format
         self._resources = parts.resources
@@ -189,6 +191,11 @@ class TrainingRun:
         return self.state.progress
 
     @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """What turns gradients into steps; to look at, the run drives it."""
+        return self._optimizer
+
+    @property
     def is_first(self) -> bool:
         """True on the worker that records and saves."""
         return self.reducer.rank == 0
@@ -198,16 +205,16 @@ class TrainingRun:
         """True when the run has its length, reached its target, or was asked to stop."""
         target = self.recipe.stop.target
         reached = target is not None and (self.state.accuracy or 0.0) >= target
-        return (
-            self.interrupted
-            or reached
-            or is_over(
-                self.progress,
-                self.recipe.stop.horizon,
-                self.recipe.lr_rule.clock,
-                self._rates.base_batch,
-            )
-        )
+        return self.interrupted or reached or self._has_its_length
+
+    @property
+    def _has_its_length(self) -> bool:
+        clock, horizon = self.recipe.lr_rule.clock, self.recipe.stop.horizon
+        return is_over(self.progress, horizon, clock, self._rates.base_batch)
+
+    @property
+    def _share_done(self) -> float:
+        return 1.0 if self._has_its_length else self.fraction_done
 
     @property
     def fraction_done(self) -> float:
@@ -230,9 +237,9 @@ class TrainingRun:
         if self._tail is not None:
             self._follow_up()  # Of the last step before a worker was lost.
         begun = self.state.evaluated_at or Progress(dataset_size=self.progress.dataset_size)
-        if not self.interrupted and crossed(
-            self.recipe.report.evaluate_every, begun, self.progress
-        ):
+        missed = self._evaluated.took_snapshot(self.progress.step) and begun != self.progress
+        due = missed or crossed(self.recipe.report.evaluate_every, begun, self.progress)
+        if due and not self.interrupted:
             self.evaluate()  # It was due when the run was stopped.
         while not self.finished and not self.left:
             yield from self._one_step()
@@ -363,18 +370,22 @@ class TrainingRun:
     def _passes(self, consumed: int, share: Share | None) -> Iterator[MicroBatch]:
         """This worker's micro-batches, up to the first that memory does not hold."""
         step, variance = self.progress.step, self.state.variance
+        summed = self._copies.strategy.sums_gradients(self.progress)
         self._out_of_memory = False
         self._step.begin(
             global_batch=consumed,
             microbatches=len(share.microbatches) if share else 0,
             loss_scale=self.state.loss_scale.value,
-            measure=self.state.estimator.due(step),
+            measure=summed and self.state.estimator.due(step),
             squares=variance is not None and variance.due(step),
+            alone=not summed,
         )
         # Dropout and the like: a function of step and rank, so a resumed run draws the same.
         torch.manual_seed(hash((self.recipe.seed, step, self.reducer.rank)) & 0x7FFFFFFF)
+        self._mixing.begin()
         for microbatch in share.microbatches if share else ():
-            self._current = microbatch_to(microbatch, self._device, self._memory_format)
+            moved = microbatch.on(self._device, self._memory_format)
+            self._current = self._mixing(moved, self.progress.epoch)
             done = self._step.backward_done
             yield self._current
             if self._lost is not None:
@@ -404,11 +415,11 @@ class TrainingRun:
             self._measuring.noise(measured, self._step, self._buckets)
             summary = state.summary()
             lr = self._rates.apply(measured.trained, summary)
-            self._step.commit(measured, reshape=self._measuring.reshaping(measured, self._step))
+            self._commit(measured)
             gain = summary.gain(measured.trained, self._rates.base_batch)
-            advance = self.recipe.lr_rule.advance(gain)
-            state.progress = before.committed(consumed, measured.trained, advance)
+            state.progress = before.committed(consumed, measured.trained, self._rates.advance(gain))
             state.skipped_in_a_row = 0
+            self._mixing.commit()
         else:
             self._skip(measured, consumed)
         state.loss_scale = state.loss_scale.after(overflow=not measured.finite)
@@ -436,6 +447,15 @@ class TrainingRun:
             change=measured.change_requests > 0,
         )
 
+    def _commit(self, measured: Measured) -> None:
+        strategy = self._copies.strategy
+        alone = not strategy.sums_gradients(self.progress)
+        if alone:
+            strategy.before_step()
+        self._step.commit(measured, reshape=self._measuring.reshaping(measured, self._step))
+        if alone:
+            strategy.after_step(self._step.own_samples)
+
     def _skip(self, measured: Measured, consumed: int) -> None:
         state = self.state
         name = self._step.skip()
@@ -460,7 +480,13 @@ class TrainingRun:
 
     def _follow_up(self) -> None:
         """What comes after a step, part by part; each one ends with what is not to be repeated."""
-        parts = (self._measure_more, self._tell_and_decide, self._score_if_due, self._save_if_due)
+        parts = (
+            self._measure_more,
+            self._tell_and_decide,
+            self._end_cycle_if_due,
+            self._score_if_due,
+            self._save_if_due,
+        )
         while self._tail is not None:
             if self._tail.done == len(parts):
                 change, self._tail = self._tail.change, None
@@ -496,13 +522,28 @@ class TrainingRun:
                     kind=self.recipe.batch.kind,
                     old_batch=state.global_batch,
                     progress=self.progress,
+                    expected=self._measuring.forecast(decision, observation),
                 )
             )
         state.global_batch = decision.global_batch
+        self._evaluated.visit(self.progress.step, self._share_done)
+
+    def _end_cycle_if_due(self) -> None:
+        assert self._tail is not None
+        if self.progress.step > self._tail.before.step:
+            self._evaluated.end_cycle(
+                self.progress.step,
+                self._rates.schedule_time(),
+                self._share_done,
+                self._scoring.refresh,
+            )
 
     def _score_if_due(self) -> None:
         assert self._tail is not None
         due = crossed(self.recipe.report.evaluate_every, self._tail.before, self.progress)
+        committed = self.progress.step > self._tail.before.step
+        if committed and self._evaluated.took_snapshot(self.progress.step):
+            due = True
         if due and not self._tail.stop:
             self.evaluate()
 
@@ -538,6 +579,7 @@ class TrainingRun:
             self.evaluate()
         if self._saved_at != self.progress:
             self.save()
+        self._copies.strategy.settle()
 
     # --- other workers ------------------------------------------------------------------------
 
@@ -616,7 +658,11 @@ class TrainingRun:
 
     def evaluate(self) -> None:
         """Score the held-out set, where there is one. All workers take part."""
-        record = self._scoring.score()
+        if self.source.eval is None:
+            self.state.evaluated_at = self.progress
+            return
+        with self._copies.agreed():
+            record = self._scoring.score()
         if record is not None:
             self._record(record)
         self.state.evaluated_at = self.progress

@@ -8,12 +8,18 @@ import torch
 from torch import nn
 
 from adaptive_platform.collectives import Reducer
-from adaptive_platform.data import DataConfig, DataSource
+from adaptive_platform.data import DataConfig, DataSource, evaluation_batches
 from adaptive_platform.gradients.loss import SampleLoss
 from adaptive_platform.gradients.precision import PrecisionConfig
-from adaptive_platform.models import average_normalization
+from adaptive_platform.models import (
+    NormalizationPolicy,
+    average_normalization,
+    recompute_statistics,
+)
 from adaptive_platform.report.records import EvalRecord
+from adaptive_platform.training.evaluated import Ensemble, Evaluated
 from adaptive_platform.training.evaluation import evaluate
+from adaptive_platform.training.probe import chosen_samples, read_plainly
 from adaptive_platform.training.state import RunState
 from adaptive_platform.training.telling import Teller
 from adaptive_platform.training.unison import everyones
@@ -21,6 +27,8 @@ from adaptive_platform.training.unison import everyones
 __all__ = ["Scoring"]
 
 _BATCH = 256
+_RECOMPUTE_SAMPLES = 1024
+"""Where the policy leaves the number open."""
 
 
 class Scoring:
@@ -28,6 +36,7 @@ class Scoring:
 
     Args:
         model: The module that is trained.
+        evaluated: Says what is scored in its place.
         source: Its held-out set may be None; then there is nothing to score.
         config: How samples are read.
         loss: Losses per sample.
@@ -36,11 +45,13 @@ class Scoring:
         state: Receives the scores.
         reducer: The workers.
         tell: Names samples that could not be read.
+        policy: What batch normalization uses at evaluation.
     """
 
     def __init__(
         self,
         model: nn.Module,
+        evaluated: Evaluated,
         source: DataSource,
         config: DataConfig,
         loss: SampleLoss,
@@ -50,8 +61,10 @@ class Scoring:
         state: RunState,
         reducer: Reducer,
         tell: Teller,
+        policy: NormalizationPolicy,
     ) -> None:
         self._model = model
+        self._evaluated = evaluated
         self._source = source
         self._config = config
         self._loss = loss
@@ -60,6 +73,11 @@ class Scoring:
         self._state = state
         self._reducer = reducer
         self._tell = tell
+        self._recomputed_from = (
+            chosen_samples(source.train, policy.recompute_samples or _RECOMPUTE_SAMPLES, state.seed)
+            if policy.evaluation == "recomputed"
+            else None
+        )
 
     def score(self) -> EvalRecord | None:
         """Score the held-out set, where there is one. All workers take part.
@@ -69,9 +87,12 @@ class Scoring:
         """
         if self._source.eval is None:
             return None
-        average_normalization(self._model, self._reducer.all_reduce, weight=1.0)
+        self.refresh()
+        scored = self._evaluated.module(self._state.progress.step)
+        if scored is not self._model and not isinstance(scored, Ensemble):
+            self._recompute(scored)
         score = evaluate(
-            self._model,
+            scored,
             self._source.eval,
             self._config,
             self._loss,
@@ -99,3 +120,25 @@ class Scoring:
             seconds=score.seconds,
             time=time.time(),
         )
+
+    def refresh(self) -> None:
+        """Give the model's normalization what an evaluation uses; alike on all workers."""
+        average_normalization(self._model, self._reducer.all_reduce, weight=1.0)
+        self._recompute(self._model)
+
+    def _recompute(self, model: nn.Module) -> None:
+        """Give batch normalization the statistics of training samples, where the policy says so.
+
+        Single samples are left out, as they have no variance of their own.
+        """
+        if self._recomputed_from is None:
+            return
+        reducer, config = self._reducer, read_plainly(self._config)
+        batches = evaluation_batches(
+            self._recomputed_from, config, reducer.rank, reducer.world_size, _BATCH
+        )
+        moved = (each.on(reducer.device, self._memory_format) for each in batches)
+        with self._precision.autocast(reducer.device.type):
+            recompute_statistics(
+                model, (each.inputs for each in moved if len(each) > 1), reducer.all_reduce
+            )

@@ -38,8 +38,10 @@ __all__ = ["RIDER_SLOTS", "Measured", "Step"]
     _OUT_OF_MEMORY,
     _CHANGE,
     _DURABLE,
-) = range(13)
-RIDER_SLOTS = 13
+    _OWN_SQNORM,
+    _PRESENT,
+) = range(15)
+RIDER_SLOTS = 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,8 @@ class Measured:
     accuracy: float | None
     """Share of right predictions; None where outputs are not class scores."""
     grad_sqnorm: float
-    """Squared norm of the mean gradient, loss scale undone, before clipping."""
+    """Squared norm of the mean gradient, loss scale undone, before clipping; where workers step
+    alone, the mean over them."""
     moments: StepMoments | None
     """Squared norms and counts for the estimators; None where the step was not measured."""
     num_microbatches: int
@@ -117,6 +120,7 @@ class Step:
         loss_scale: float,
         measure: bool,
         squares: bool = False,
+        alone: bool = False,
     ) -> None:
         """Start a step.
 
@@ -126,8 +130,11 @@ class Step:
             loss_scale: Factor on the losses, undone after the reduction.
             measure: Take the squared norms of micro-batches.
             squares: Also sum the squared elements of the micro-batches' gradients.
+            alone: This worker steps with the mean gradient of its own samples; votes, counts and
+                losses are summed all the same. Equal on all workers.
         """
         self._measure = measure
+        self._alone = alone
         self._global_batch = global_batch
         self._expected = microbatches
         self._loss_scale = loss_scale
@@ -141,7 +148,7 @@ class Step:
         if self._listener is not None:
             self._listener.begin(global_batch, loss_scale)
         self._buffers.keep()
-        self._buckets.begin_step(measure=measure, squares=squares)
+        self._buckets.begin_step(measure=measure, squares=squares, alone=alone)
 
     @property
     def backward_done(self) -> int:
@@ -226,12 +233,16 @@ class Step:
         self._sums[_DURABLE] = float(durable_step)
         buckets = self._buckets
         self._sums[_SAMPLES] = float(self._samples)
+        if self._alone and self._samples:
+            self._sums[_PRESENT] = 1.0
+            self._sums[_OWN_SQNORM] = buckets.own_sqnorm() * self._own_factor**2
         buckets.rider[:RIDER_SLOTS].copy_(self._sums)
         self._buffers.write_to(buckets.rider[RIDER_SLOTS:], weight=float(self._samples))
         buckets.layer_rider.copy_(self._layer_sums)
         started = time.perf_counter()
         sqnorm = buckets.finish()
-        parts = [buckets.used, buckets.rider[:RIDER_SLOTS], sqnorm.reshape(1)]
+        both = torch.stack([sqnorm, buckets.summed_sqnorm])
+        parts = [buckets.used, buckets.rider[:RIDER_SLOTS], both]
         if self._measure:
             parts += [buckets.layer_rider, buckets.summed_layer_sqnorms]
         values = torch.cat(parts).tolist()
@@ -241,12 +252,16 @@ class Step:
         return self._measured(values[:RIDER_SLOTS], values[RIDER_SLOTS:], waited)
 
     def _measured(self, sums: list[float], sqnorms: list[float], waited: float) -> Measured:
-        sqnorm, layers = sqnorms[0], sqnorms[1:]
+        sqnorm, in_same_measure, layers = sqnorms[0], sqnorms[1], sqnorms[2:]
         trained = round(sums[_SAMPLES])
         microbatches = round(sums[_MICROBATCHES])
         # Samples left out since `begin`: the gradient is a mean over those that were read.
         self._correction = self._global_batch / (max(trained, 1) * self._loss_scale)
         grad_sqnorm = sqnorm * self._correction**2
+        if self._alone:
+            self._correction = self._own_factor
+            grad_sqnorm = sums[_OWN_SQNORM] / max(sums[_PRESENT], 1.0)
+        self._sqnorm = sqnorm * self._correction**2
         of_microbatches, of_sum = layers[: len(layers) // 2], layers[len(layers) // 2 :]
         in_order = self._buckets.in_model_order
         return Measured(
@@ -259,8 +274,9 @@ class Step:
                 micro_sqnorm=sums[_SQNORM] / microbatches,
                 inverse_microbatch=sums[_INVERSE] / microbatches,
                 num_microbatches=microbatches,
-                global_sqnorm=grad_sqnorm,
+                global_sqnorm=in_same_measure * self._correction**2,
                 global_batch=trained,
+                preconditioned=self._buckets.preconditioned,
                 layer_micro_sqnorms=[v / microbatches for v in in_order(of_microbatches)]
                 if layers
                 else (),
@@ -268,7 +284,7 @@ class Step:
                 if layers
                 else (),
             )
-            if self._measure and microbatches
+            if self._measure and microbatches and not self._alone
             else None,
             num_microbatches=microbatches,
             stop_requests=round(sums[_STOP]),
@@ -280,6 +296,16 @@ class Step:
             reduce_seconds=waited,
             statistics_seconds=self._buckets.statistics_seconds,
         )
+
+    @property
+    def _own_factor(self) -> float:
+        """Makes this worker's sum the mean over its own samples."""
+        return self._global_batch / (max(self._samples, 1) * self._loss_scale)
+
+    @property
+    def own_samples(self) -> int:
+        """Samples that this worker trained on in the step so far."""
+        return self._samples
 
     @property
     def mean_factor(self) -> float:
@@ -304,9 +330,16 @@ class Step:
             reshape: Changes the mean gradients in place, after clipping, before the optimizer.
         """
         factor = self._correction
-        norm = math.sqrt(measured.grad_sqnorm)
+        norm = math.sqrt(self._sqnorm)
         if self._clip_norm is not None and norm > self._clip_norm:
             factor *= self._clip_norm / norm
+        if self._alone and not self._samples:
+            # Nothing to learn from here in this step; the others go on.
+            self._buffers.read_from(
+                self._buckets.rider[RIDER_SLOTS:], weight=float(measured.trained)
+            )
+            self._buckets.release()
+            return
         if not any(self._used):
             raise UserError(
                 "losses: no parameter of the model has a gradient, so nothing would be trained. "

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from adaptive_platform.collectives import Reducer
 
-__all__ = ["agree_on_weights", "everyones", "from_one", "raise_first"]
+__all__ = ["agree_on_weights", "everyones", "from_first", "from_rank", "raise_first"]
 
 T = TypeVar("T")
 
@@ -31,7 +31,12 @@ def everyones(reducer: Reducer, mine: Iterable[T]) -> list[T]:
     return [item for share in reducer.all_gather_object(list(mine)) for item in share]
 
 
-def from_one(reducer: Reducer, content: bytes, device: torch.device, source: int = 0) -> bytes:
+def from_first(reducer: Reducer, content: bytes, device: torch.device) -> bytes:
+    """Rank 0's bytes on every worker."""
+    return from_rank(reducer, content, device, 0)
+
+
+def from_rank(reducer: Reducer, content: bytes, device: torch.device, source: int) -> bytes:
     """The bytes of rank `source` on every worker."""
     if reducer.world_size == 1:
         return content

@@ -1,12 +1,13 @@
 """What each batch controller brings on real images: accuracy, steps and samples, with intervals.
 
     python experiments/studies/controllers.py
-    python experiments/studies/controllers.py --images ../shared/data/cifar10 --target 0.55
+    python experiments/studies/controllers.py --images CIFAR10_DIR --epochs 12 --target 0.6
 
 A small network on handwritten digits (8x8 pixels), or with `--images` on the first 10,000 training
 and 2,000 test images of CIFAR-10; one process, the same number of samples for every arm, several
 seeds. Each finished run is a line of `controllers-<data>.jsonl`, so a study that is stopped goes on
-where it was; `controllers-<data>.md` is written anew from all lines after every run.
+where it was. `controllers-<data>.md` and, where matplotlib is installed, `controllers-<data>.png`
+are written anew from all lines after every run.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ def arms(epochs: int) -> dict[str, dict[str, object]]:
             "lr_rule": ADASCALE,
         },
         "abs, linear": {"batch": curvature, "lr_rule": LINEAR},
+        "absa, linear": {"batch": curvature | {"kind": "absa"}, "lr_rule": LINEAR},
         "smith": {"batch": smith, "lr_rule": NO_RULE, "schedule": {"kind": "constant"}},
     }
 
@@ -131,6 +133,11 @@ class Keeper(SilentObserver):
         self.evals.append(record)
 
 
+def losses(outputs: Tensor, targets: Tensor) -> Tensor:
+    """One per sample."""
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
 def train(
     arm: dict[str, object], seed: int, epochs: int, source: DataSource, config: DataConfig
 ) -> Keeper:
@@ -150,17 +157,26 @@ def train(
     )
     keeper = Keeper()
     membership = Membership(HashStore(), 0, 1)
-    run = TrainingRun(recipe, network(seed, pixels), source, config, membership, observer=keeper)
+    run = TrainingRun(
+        recipe,
+        network(seed, pixels),
+        source,
+        config,
+        membership,
+        observer=keeper,
+        makes_adversaries=True,
+    )
     try:
         for batch in run:
-            outputs = run.model(batch.inputs)
-            run.backward(F.cross_entropy(outputs, batch.targets, reduction="none"), outputs)
+            trained_on = run.with_adversaries(batch, losses)
+            outputs = run.model(trained_on.inputs)
+            run.backward(losses(outputs, trained_on.targets), outputs)
     finally:
         run.close()
     return keeper
 
 
-def result_of(keeper: Keeper, target: float) -> dict[str, float | int | None]:
+def result_of(keeper: Keeper, target: float) -> dict[str, object]:
     reached = [e for e in keeper.evals if (e.accuracy or 0.0) >= target]
     return {
         "accuracy": keeper.evals[-1].accuracy,
@@ -171,6 +187,7 @@ def result_of(keeper: Keeper, target: float) -> dict[str, float | int | None]:
         "steps_to_target": reached[0].step if reached else None,
         "samples_to_target": reached[0].samples_seen if reached else None,
         "seconds": sum(record.step_seconds for record in keeper.steps),
+        "curve": [[e.step, e.samples_seen, e.accuracy] for e in keeper.evals],
     }
 
 
@@ -227,6 +244,12 @@ def write_page(lines: list[dict[str, object]], options: argparse.Namespace) -> N
         f"the first {options.train} images of CIFAR-10" if options.images else "handwritten digits"
     )
     path = options.out / f"controllers-{name_of(options)}.md"
+    picture = ""
+    if any("curve" in line for line in lines):
+        picture = (
+            f"\n![Held-out accuracy over optimizer steps and samples]({path.stem}.png)\n\n"
+            "*Dashed: fixed batches. The dotted line is the target.*\n"
+        )
     path.write_text(
         f"# Batch controllers on {data}\n\n"
         f"{options.epochs} epochs, a small convolutional network, SGD with momentum, "
@@ -235,9 +258,37 @@ def write_page(lines: list[dict[str, object]], options: argparse.Namespace) -> N
         f"{SMALL}. Mean over seeds with its 95 % interval (Student's t); a dash where not every "
         f"seed reached the target. Torch {torch.__version__}, one thread of a CPU that others used "
         "as well, so seconds are a hint only.\n\n"
-        f"    {command}\n\n{table(lines, options)}\n",
+        f"    {command}\n\n{table(lines, options)}\n{picture}",
         encoding="utf-8",
     )
+
+
+def draw(lines: list[dict[str, object]], options: argparse.Namespace) -> None:
+    """Mean held-out accuracy over optimizer steps and over samples, one line an arm."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return
+    figure = Figure(figsize=(12.0, 4.6), dpi=150, layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for at, name in enumerate(arms(options.epochs)):
+        curves = [line["curve"] for line in lines if line["arm"] == name and "curve" in line]
+        if not curves:
+            continue
+        shortest = min(map(len, curves))  # type: ignore[arg-type]
+        points = torch.tensor([curve[:shortest] for curve in curves]).mean(0)  # type: ignore[index]
+        style = {"color": f"C{at % 10}", "ls": "--" if name.startswith("fixed") else "-", "lw": 1.4}
+        panels[0].plot(points[:, 0], 100.0 * points[:, 2], label=name, **style)
+        panels[1].plot(points[:, 1], 100.0 * points[:, 2], **style)
+    panels[0].set_xscale("log")
+    panels[0].legend(frameon=False, fontsize=8)
+    panels[0].set_ylabel("held-out accuracy in %, mean over seeds")
+    for panel, label in zip(panels, ("optimizer steps", "samples"), strict=True):
+        panel.set_xlabel(label)
+        panel.axhline(100.0 * options.target, color="#999999", lw=0.8, ls=":")
+        panel.grid(color="#ececec")
+        panel.spines[["top", "right"]].set_visible(False)
+    figure.savefig(options.out / f"controllers-{name_of(options)}.png")
 
 
 def name_of(options: argparse.Namespace) -> str:
@@ -279,7 +330,9 @@ def main() -> None:
             with record.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(lines[-1]) + "\n")
             write_page(lines, options)
-            print(f"{name}, seed {seed}: {result} in {time.time() - started:.0f} s", flush=True)
+            draw(lines, options)
+            shown = {key: value for key, value in result.items() if key != "curve"}
+            print(f"{name}, seed {seed}: {shown} in {time.time() - started:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

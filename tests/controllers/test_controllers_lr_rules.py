@@ -38,6 +38,24 @@ def test_adascale_reads_the_schedule_in_scale_invariant_steps_as_published() -> 
     assert LinearConfig().clock == "samples"
 
 
+def test_the_power_of_the_gain_is_the_published_one_of_the_optimizer() -> None:
+    """Pollux: 1 for SGD, 1/2 for Adam; a number in the recipe wins."""
+    rule = AdaScaleConfig()
+    assert factor(rule.chosen(for_betas=False), 4, 1) == pytest.approx(1.4)
+    assert factor(rule.chosen(for_betas=True), 4, 1) == pytest.approx(1.4**0.5)
+    assert factor(AdaScaleConfig(exponent=1.0).chosen(for_betas=True), 4, 1) == pytest.approx(1.4)
+    for other in (NoneConfig(), LinearConfig(), SqrtConfig(), LegwConfig(warmup_epochs=1)):
+        assert other.chosen(for_betas=True) == other
+
+
+def test_a_step_counts_for_its_gain_up_to_the_cap_of_the_rate() -> None:
+    assert AdaScaleConfig(exponent=0.5).advance(4.0) == 4.0
+    assert AdaScaleConfig(max_factor=1.5).advance(4.0) == 1.5
+    capped = AdaScaleConfig(exponent=0.5, max_factor=1.5)
+    assert capped.advance(4.0) == pytest.approx(2.25)
+    assert capped.advance(2.0) == 2.0
+
+
 @given(
     st.just(0.0) | st.floats(1e-9, 1e9),
     st.floats(0, 1e9),

@@ -4,7 +4,7 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from adaptive_platform.data.augmentation import is_random, normalized, transform_for
+from adaptive_platform.data.augmentation import is_random, transform_for
 from adaptive_platform.data.synthetic import SyntheticConfig
 
 
@@ -57,12 +57,24 @@ def test_resized_crop_is_evaluated_on_the_centre():
     assert torch.equal(result, torch.full((3, 28, 28), 200, dtype=torch.uint8))
 
 
-def test_normalization_equals_torchvisions_and_gray_becomes_three_channels():
-    mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
-    pixels = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
-    columns = torch.tensor(mean).view(3, 1, 1), torch.tensor(std).view(3, 1, 1)
-    expected = v2.functional.normalize(pixels.float() / 255, mean, std)
-    assert torch.allclose(normalized(pixels, *columns), expected, atol=1e-6)
-    gray = normalized(pixels[:, :1], *columns)
-    assert gray.shape == (4, 3, 8, 8)
-    assert torch.allclose(gray, normalized(pixels[:, :1].expand(-1, 3, -1, -1), *columns))
+def test_the_window_is_chosen_by_size_and_seed_alone_and_gives_what_torchvision_gives():
+    chosen = config(augmentation="resized_crop")
+    transform = transform_for(chosen, 24, True)
+    theirs = v2.Compose([v2.RandomResizedCrop(24, antialias=True), v2.RandomHorizontalFlip()])
+    for seed in range(20):
+        image = torch.from_numpy(np.array(picture(50, 70))).permute(2, 0, 1)
+        torch.manual_seed(seed)
+        expected = theirs(image)
+        torch.manual_seed(seed)
+        assert torch.equal(transform(image), expected)
+        torch.manual_seed(seed)
+        window = transform.window(70, 50)
+        assert torch.equal(transform(image, window), expected)
+
+
+@pytest.mark.parametrize("size", [(50, 70), (70, 50), (33, 33), (24, 200)])
+def test_evaluation_windows_are_torchvisions_resize(size):
+    image = torch.from_numpy(np.array(picture(*size))).permute(2, 0, 1)
+    theirs = v2.Compose([v2.Resize(32, antialias=True), v2.CenterCrop(28)])
+    ours = transform_for(config(augmentation="resized_crop"), 28, False)
+    assert torch.equal(ours(image), theirs(image))

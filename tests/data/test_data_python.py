@@ -60,7 +60,7 @@ def test_pil_images_of_all_kinds_get_the_whole_preparation():
     images = [Image.new("L", (9, 30), 255), Image.new("RGBA", (30, 9), (0, 0, 0, 0))]
     batch, _ = all_of(Items([(image, 0) for image in images]), image_size=16, mean=(1, 1, 1))
     assert batch.inputs.shape == (2, 3, 16, 16)
-    assert batch.inputs.abs().max() == 0, "white, and transparent over white"
+    assert batch.on("cpu").inputs.abs().max() == 0, "white, and transparent over white"
     batch, _ = all_of(Items([(Image.new("RGB", (20, 20)), 0)] * 3))
     assert batch.inputs.shape == (3, 3, 20, 20)
 
@@ -68,7 +68,7 @@ def test_pil_images_of_all_kinds_get_the_whole_preparation():
 def test_byte_images_are_scaled_and_normalized():
     pixels = torch.full((3, 8, 8), 255, dtype=torch.uint8)
     batch, _ = all_of(Items([(pixels, 0)]), mean=(0.5,) * 3, std=(0.25,) * 3)
-    assert torch.allclose(batch.inputs, torch.full((1, 3, 8, 8), 2.0))
+    assert torch.allclose(batch.on("cpu").inputs, torch.full((1, 3, 8, 8), 2.0))
 
 
 def test_damaged_samples_are_broken_and_mistakes_are_passed_on():

@@ -55,9 +55,11 @@ def test_reader_keeps_the_contract(kind, smallest):
     (batch,) = SampleStream(source.train, config, 0, 0, 1).take(0, 0, size, 1, size).microbatches
     (same,) = SampleStream(again.train, config, 0, 0, 1).take(0, 0, size, 1, size).microbatches
     assert torch.equal(batch.inputs, same.inputs)
-    assert batch.inputs.shape == (size, 3, 32, 32)
-    assert batch.inputs.dtype == torch.float32
-    assert torch.isfinite(batch.inputs).all()
+    assert batch.inputs.dtype == torch.uint8, "images are shipped as bytes"
+    ready = batch.on("cpu").inputs
+    assert ready.shape == (size, 3, 32, 32)
+    assert ready.dtype == torch.float32
+    assert torch.isfinite(ready).all()
     assert batch.ids.sort().values.tolist() == list(range(size))
     for targets in (
         batch.targets,
@@ -74,9 +76,9 @@ def test_any_size_and_augmentation(kind, augmentation, smallest):
     config = READERS[kind](**smallest[kind], image_size=20, augmentation=augmentation)
     source = config.open()
     share = SampleStream(source.train, config, 0, 0, 1).take(0, 0, 5, 1, 5)
-    assert share.microbatches[0].inputs.shape == (5, 3, 20, 20)
+    assert share.microbatches[0].on("cpu").inputs.shape == (5, 3, 20, 20)
     batch = next(iter(evaluation_batches(source.eval, config, 0, 1, 2)))
-    assert batch.inputs.shape == (2, 3, 20, 20)
+    assert batch.on("cpu").inputs.shape == (2, 3, 20, 20)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +107,7 @@ def test_every_field_is_documented():
 
 
 def test_the_room_is_imported_without_heavy_packages():
-    heavy = ["torchvision", "sklearn", "pandas", "scipy", "pyarrow", "PIL", "ray"]
+    heavy = ["torchvision", "sklearn", "pandas", "scipy", "pyarrow", "PIL", "simplejpeg", "ray"]
     code = f"import sys, adaptive_platform.data; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

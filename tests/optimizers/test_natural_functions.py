@@ -18,6 +18,7 @@ from adaptive_platform.optimizers.natural.damping import (
     split_damping,
     warmed_damping,
 )
+from adaptive_platform.optimizers.natural.factor_forms import similar
 from adaptive_platform.optimizers.natural.factors import (
     input_products,
     input_rows,
@@ -39,7 +40,6 @@ from adaptive_platform.optimizers.natural.refresh import (
     RefreshState,
     choose,
     next_interval,
-    similar,
 )
 from adaptive_platform.optimizers.natural.update_rules import kl_clip, momentum_at, rescale_weight
 

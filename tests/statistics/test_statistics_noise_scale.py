@@ -252,6 +252,25 @@ def test_unusable_differences_are_counted(step: DifferencedMoments) -> None:
     assert estimator.ignored == 1
 
 
+def test_another_measure_starts_the_averages_anew_and_survives_a_resume() -> None:
+    through = replace(STEP, preconditioned=True, micro_sqnorm=500.0, global_sqnorm=150.0)
+    estimator = StatisticsConfig().build()
+    estimator.update(STEP)
+    assert not estimator.summary().preconditioned
+    estimator.update(through)
+    assert estimator.summary().noise_trace == pytest.approx(12_800)
+    assert estimator.summary().observations == 1
+    assert estimator.summary().preconditioned
+    restored = StatisticsConfig().build()
+    restored.load_state_dict(json.loads(json.dumps(estimator.state_dict())))
+    for one in (estimator, restored):
+        one.update(through)
+    assert restored.summary() == estimator.summary()
+    assert restored.summary().observations == 2
+    restored.update(STEP)
+    assert restored.summary() == estimate(STEP)
+
+
 finite = st.floats(0, 1e30)
 
 

@@ -44,6 +44,17 @@ def test_a_subspace_sees_only_its_directions() -> None:
     assert steep.value == pytest.approx(100 * 5 * (2 * 2e-3) ** 2, rel=1e-3)
 
 
+def test_a_loss_that_rounds_like_float32_is_climbed_all_the_same() -> None:
+    """A slope of 1e-4 over a thousand coordinates: one gradient step is below the rounding."""
+    slope = np.full(1000, 1e-4)
+
+    def loss(x: Vector) -> tuple[float, Vector]:
+        return float(np.float32(2.0 + slope @ x)), slope
+
+    found = sharpness(loss, np.zeros(1000), epsilon=1e-3)
+    assert found.highest_loss - found.loss == pytest.approx(1e-3 * slope.sum(), rel=0.01)
+
+
 def test_it_is_never_negative_and_repeats_with_its_seed() -> None:
     def peak(x: Vector) -> tuple[float, Vector]:
         return 1.0 - float(x @ x), -2.0 * x

@@ -32,3 +32,12 @@ def test_readings_are_ratios_so_the_loss_scale_cancels(
     assert one.noise_scale is not None
     expected = (one.noise_scale + base) / (one.noise_scale + batch)
     assert one.efficiency(batch, base) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("batch", "steps"), [(250, 5000), (1000, 2000), (4000, 1250)])
+def test_gains_are_the_steps_of_the_published_trade_off(batch: int, steps: int) -> None:
+    """McCandlish et al.: S_min 1000, E_min 1e6, so B_crit 1000; S = S_min (1 + B_crit / B)."""
+    summary = GradientSummary(noise_trace=1000.0, signal_sqnorm=1.0, observations=1)
+    assert summary.gain(batch, 250) == pytest.approx(5000 / steps)
+    assert (steps / 1000 - 1) * (steps * batch / 1e6 - 1) == pytest.approx(1)
+    assert summary.efficiency(batch, 250) == pytest.approx(5000 * 250 / (steps * batch))

@@ -144,6 +144,7 @@ def train(
     keep_history: bool = False,
     loss_scale: float | None = None,
     seconds_of: Callable[[int], float] | None = None,
+    nodes: tuple[str, ...] | None = None,
 ) -> list[Outcome]:
     """Train with `world_size` workers to the end; one outcome per rank.
 
@@ -163,7 +164,7 @@ def train(
             models[rank],
             source,
             config.data if isinstance(config.data, PythonConfig) else PythonConfig(),
-            Membership(store, rank, world_size),
+            Membership(store, rank, world_size, 0, nodes),
             store=CheckpointStore(str(run_dir)) if run_dir is not None and rank == 0 else None,
             observer=watcher,
             must_resume=must_resume,

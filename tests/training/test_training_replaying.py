@@ -137,3 +137,58 @@ def test_the_command_prints_decisions_and_the_table(tmp_path):
     assert "batch 8 -> " in result.output
     assert "noise_scale, replayed" in result.output
     assert "run, recorded" in result.output
+
+
+def test_the_picture_holds_both_courses(tmp_path):
+    run_dir, outcome = recorded(tmp_path)
+    batch, steps, samples, seconds = replay_run(run_dir, "fixed", ["global_batch=8"]).plots
+    own, other = batch.lines
+    taken = [record.global_batch for record in outcome.watcher.steps]
+    assert set(own.y) <= set(taken)
+    assert max(own.y) == max(taken)
+    assert set(other.y) == {8}
+    assert other.x[1] - other.x[0] == pytest.approx(1.0)
+    assert steps.lines[1].y[-1] > steps.lines[0].y[-1]
+    assert samples.lines[0].y[-1] == 400
+    assert seconds.lines[0].y[-1] == pytest.approx(
+        sum(record.step_seconds for record in outcome.watcher.steps)
+    )
+
+
+@pytest.mark.parametrize("ending", ["html", "png"])
+def test_the_command_draws(tmp_path, ending):
+    from typer.testing import CliRunner
+
+    from adaptive_platform.cli import app
+
+    run_dir, _ = recorded(tmp_path)
+    target = tmp_path / f"replay.{ending}"
+    words = ["replay", str(run_dir), "--controller", "fixed", "--out", str(target)]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    content = target.read_bytes()
+    assert content.startswith(b"\x89PNG" if ending == "png" else b"<!doctype html>")
+    if ending == "html":
+        assert b"fixed, replayed" in content
+    with pytest.raises(UserError, match=r"--out = x.pdf: must end in .html or .png"):
+        CliRunner().invoke(app, [*words[:-1], "x.pdf"], catch_exceptions=False)
+
+
+def test_changes_are_recorded_with_what_they_should_bring(tmp_path):
+    """The gain of the noise that the step before recorded; time by the splits seen until then."""
+    _, outcome = recorded(tmp_path)
+    steps = {record.step: record for record in outcome.watcher.steps}
+    changes = [d for d in outcome.watcher.decisions if d.new_batch != d.old_batch]
+    assert changes
+    for change in changes:
+        told = steps[change.step]
+        noise, signal = max(told.noise_trace, 0.0), max(told.signal_sqnorm, 0.0)
+        if signal > 0.0:
+            expected = (noise / change.old_batch + signal) / (noise / change.new_batch + signal)
+            assert change.predicted_gain == pytest.approx(expected)
+        assert (change.predicted_slowdown > 1.0) == (change.new_batch > change.old_batch)
+    last = changes[-1]  # several splits were seen by then, and time is linear in the share
+    before, after = (0.5 + 0.01 * -(-b // 2) for b in (last.old_batch, last.new_batch))
+    assert last.predicted_slowdown == pytest.approx(after / before, rel=0.1)
+    held = [d for d in outcome.watcher.decisions if d.new_batch == d.old_batch]
+    assert all(d.predicted_gain is None and d.predicted_slowdown is None for d in held)

@@ -7,12 +7,19 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from adaptive_platform.optimizers.natural.collected import Collected
 from adaptive_platform.optimizers.natural.coverage import Layer
+from adaptive_platform.optimizers.natural.factor_forms import most_rows, widened
 from adaptive_platform.optimizers.natural.factors import (
+    Taps,
+    all_taps,
     input_products,
+    input_rows,
     output_rows,
     slides_row_by_row,
+    taps_in_use,
     unit_wise_sum,
+    with_ones,
 )
 from adaptive_platform.optimizers.natural.refresh import RefreshState
 
@@ -34,45 +41,80 @@ class Statistic:
     state: RefreshState = field(default_factory=RefreshState)
     wanted: bool = False
     """Collected in the step in hand."""
+    collected: Collected = field(default_factory=Collected)
+    """This worker's part of the step in hand."""
     total: Tensor | None = None
-    """This worker's sum over the step in hand."""
+    """The mean over all workers' samples of the step in hand, on workers that keep it."""
+    total_rows: int = 0
+    """Rows of `total`, where it is kept as rows; 0 for a matrix. Equal on all workers."""
     value: Tensor | None = None
     """What is used, on workers that keep it."""
+    rows: int = 0
+    """Rows of `value`, as `total_rows`."""
     older: Tensor | None = None
     """The value before, where the policy compares."""
+    older_rows: int = 0
+    """Rows of `older`, as `total_rows`."""
 
-    def add(self, term: Tensor) -> None:
-        """Add one backward's part."""
-        self.total = term if self.total is None else self.total.add_(term)
+    @property
+    def inverse_cost(self) -> float:
+        """Work of inverting it, in multiply-adds."""
+        return float(self.rows or self.side) ** 3
+
+    @property
+    def apply_width(self) -> int:
+        """Multiply-adds of applying its inverse, per element of the gradient."""
+        return 2 * self.rows or self.side
+
+    def accept(self) -> None:
+        """Note on all workers that the total became the value."""
+        self.older_rows, self.rows = self.rows, self.total_rows
+
+    def clear(self) -> None:
+        """Forget the step in hand."""
+        self.collected.clear()
+        self.total, self.total_rows, self.wanted = None, 0, False
 
 
 class KroneckerBlock:
     """A linear or convolutional layer with `Fisher ~ A (x) G` (KFC, arXiv 1602.01407).
 
     A is a sum over positions and a mean over samples, G a mean over both. A second use of the
-    layer in one forward pass, and a token of a sequence, count as further positions.
+    layer in one forward pass, and a token of a sequence, count as further positions. Kernel
+    positions that never meet the image are left out, so that a 3x3 convolution of 1x1 images is
+    treated as the 1x1 convolution that it is, trace and dimension of A included.
+
+    Args:
+        layer: What it belongs to.
+        keeps_rows: Factors may be kept as rows where those are few.
     """
 
-    def __init__(self, layer: Layer) -> None:
+    def __init__(self, layer: Layer, *, keeps_rows: bool) -> None:
         self.layer = layer
         self.name = layer.name
         weight = layer.weight
         self.dtype = torch.promote_types(weight.dtype, torch.float32)
-        columns = weight[0].numel() + (layer.bias is not None)
-        rows = weight.shape[0]
-        self.inputs = Statistic(f"{self.name}.inputs", columns)
-        self.outputs = Statistic(f"{self.name}.outputs", rows)
+        self._keeps_rows = keeps_rows
         module = layer.modules[0]
+        assert isinstance(module, (nn.Linear, nn.Conv2d))
+        self._all_taps = all_taps(module)
+        self._channels = weight[0].numel() // len(self._all_taps)
         slides = isinstance(module, nn.Conv2d) and layer.bias is None and slides_row_by_row(module)
-        self._input_share = 1 / 3 if slides else 1.0
+        self._slides = slides
+        self.taps: Taps = ()
+        """Kernel positions that A covers; equal on all workers, empty until one was seen."""
+        self._own_taps: Taps = ()
+        """Those of this worker's step in hand."""
+        self.inputs = Statistic(f"{self.name}.inputs", self._columns(self._all_taps))
+        self.outputs = Statistic(f"{self.name}.outputs", weight.shape[0])
         self.pass_cost = 0.0
         """Work of a forward and backward pass over all workers' samples; 0 until it was seen."""
         self.positions = 0
         """This worker's count over the step in hand."""
         self.inverse: dict[str, tuple[Tensor, ...]] = {}
         """By `inputs` and `outputs`, on workers that precondition this layer."""
-        self.inverted: set[str] = set()
-        """Which inverses exist somewhere; equal on all workers."""
+        self.inverted: dict[str, int] = {}
+        """Which inverses exist somewhere, with their rows, 0 for matrices; equal on all workers."""
         self.inverse_due = 0
         """Step of the next inverse, where it has an interval of its own."""
         self.inverse_damping = 0.0
@@ -98,31 +140,135 @@ class KroneckerBlock:
     @property
     def inverse_cost(self) -> float:
         """Work of both inverses, in multiply-adds."""
-        return float(self.inputs.side) ** 3 + float(self.outputs.side) ** 3
+        return self.inputs.inverse_cost + self.outputs.inverse_cost
+
+    @property
+    def apply_cost(self) -> float:
+        """Work of preconditioning once, in multiply-adds."""
+        elements = float(self.inputs.side) * self.outputs.side
+        return elements * (self.inputs.apply_width + self.outputs.apply_width)
 
     def account(self, positions: float) -> None:
         """Note the work of a step with that many positions over all workers."""
         columns, rows = float(self.inputs.side), float(self.outputs.side)
-        self.inputs.cost = self._input_share * positions * columns**2
-        self.outputs.cost = positions * rows**2
         self.pass_cost = 3 * positions * columns * rows
+        share = 1 / 3 if self._slides and self.taps == self._all_taps else 1.0
+        for part, factor in ((self.inputs, share), (self.outputs, 1.0)):
+            # With rows: products with themselves and two older values, and a triangular solve.
+            kept = part.total_rows if part.wanted else part.rows
+            width = 4 * positions if kept else factor * part.side
+            part.cost = positions * width * part.side
 
     def record(self, module: nn.Module, inputs: Tensor, gradients: Tensor, scale: float) -> None:
         """Take in one backward."""
         assert isinstance(module, (nn.Linear, nn.Conv2d))
-        self.positions += gradients.numel() // self.outputs.side
+        count = gradients.numel() // self.outputs.side
+        self.positions += count
         if self.outputs.wanted:
             outputs = output_rows(module, gradients, self.dtype)
-            self.outputs.add((outputs.T @ outputs).mul_(scale * scale))
+            if self._fits(self.outputs, count, self.outputs.side):
+                self.outputs.collected.add_rows(outputs * scale)
+            else:
+                self.outputs.collected.add_product((outputs.T @ outputs).mul_(scale * scale))
         if self.inputs.wanted:
-            bias = self.layer.bias is not None
-            self.inputs.add(input_products(module, inputs, self.dtype, bias=bias))
+            self._grow(taps_in_use(module, inputs))
+            bias, taps = self.layer.bias is not None, self._own_taps
+            if self._fits(self.inputs, count, self._columns(taps)):
+                rows = input_rows(module, inputs, self.dtype, taps)
+                self.inputs.collected.add_rows(with_ones(rows) if bias else rows)
+            else:
+                self.inputs.collected.add_product(
+                    input_products(module, inputs, self.dtype, bias=bias, taps=taps)
+                )
 
     def clear(self) -> None:
         """Forget the step in hand."""
         self.positions = 0
+        self._own_taps = self.taps
         for part in self.parts.values():
-            part.total, part.wanted = None, False
+            part.clear()
+
+    # --- what all workers agree on ---------------------------------------------------------------
+
+    def notes(self) -> list[float]:
+        """What this worker has to tell of the step in hand: a sum over all goes to `agree`."""
+        used = [float(tap in self._own_taps) for tap in self._all_taps]
+        return [*used, *(float(part.collected.is_product) for part in self.parts.values())]
+
+    def agree(self, positions: float, notes: list[float]) -> None:
+        """Bring what was collected into the form that all workers use.
+
+        Args:
+            positions: Of all workers.
+            notes: Sum of all workers' `notes`.
+        """
+        if self.inputs.wanted:
+            self._cover(tuple(tap for tap in self._all_taps if notes[tap]))
+        for part, product in zip(self.parts.values(), notes[len(self._all_taps) :], strict=True):
+            few = self._keeps_rows and not product and positions <= most_rows(part.side)
+            part.total_rows = round(positions) if few and part.wanted else 0
+            if not few:
+                part.collected.to_product()
+
+    def only_taps(self, matrix: Tensor) -> Tensor:
+        """Of a gradient `[out, in]` the columns that A covers."""
+        if self.taps == self._all_taps:
+            return matrix
+        return matrix[:, self._places(self.taps, self._all_taps, matrix.device)]
+
+    def with_all_taps(self, matrix: Tensor, gradient: Tensor) -> Tensor:
+        """The inverse of `only_taps`, with the gradient's own columns elsewhere.
+
+        Those are zero as long as images have the size that A was collected at.
+        """
+        if self.taps == self._all_taps:
+            return matrix
+        full = gradient.clone()
+        full[:, self._places(self.taps, self._all_taps, matrix.device)] = matrix
+        return full
+
+    def restore_taps(self, taps: Taps) -> None:
+        """Take them from a checkpoint."""
+        self.taps = self._own_taps = taps
+        self.inputs.side = self._columns(taps or self._all_taps)
+
+    def _cover(self, taps: Taps) -> None:
+        self._grow(taps)
+        if taps == self.taps:
+            return
+        places = self._places(self.taps, taps, self.layer.weight.device)
+        for name in ("value", "older"):
+            kept = getattr(self.inputs, name)
+            if kept is not None:
+                setattr(self.inputs, name, widened(kept, places, self._columns(taps)))
+        self.inverse, self.inverted = {}, {}
+        self.restore_taps(taps)
+
+    def _grow(self, taps: Taps) -> None:
+        """Make room for kernel positions that this step had not met before."""
+        merged = tuple(sorted({*self._own_taps, *taps}))
+        if merged != self._own_taps:
+            places = self._places(self._own_taps, merged, self.layer.weight.device)
+            self.inputs.collected.widen(places, self._columns(merged))
+            self._own_taps = merged
+
+    def _fits(self, part: Statistic, count: int, side: int) -> bool:
+        held = part.collected
+        return (
+            self._keeps_rows and not held.is_product and (held.num_rows + count <= most_rows(side))
+        )
+
+    def _columns(self, taps: Taps) -> int:
+        return self._channels * len(taps) + (self.layer.bias is not None)
+
+    def _places(self, some: Taps, among: Taps, device: torch.device) -> Tensor:
+        """Columns of `some` kernel positions in a factor of `among`; a bias comes last."""
+        numbers = torch.tensor([among.index(tap) for tap in some], dtype=torch.long)
+        starts = torch.arange(self._channels).unsqueeze(1) * len(among)
+        places = (starts + numbers).flatten()
+        if self.layer.bias is not None:
+            places = torch.cat([places, torch.tensor([self._columns(among) - 1])])
+        return places.to(device)
 
 
 class UnitBlock:
@@ -157,7 +303,7 @@ class UnitBlock:
         assert isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d))
         self.positions += gradients.numel() // gradients.shape[1]
         total = unit_wise_sum(module, inputs, gradients, self.dtype)
-        self.fisher.add(total.mul_(scale * scale))
+        self.fisher.collected.add_product(total.mul_(scale * scale))
 
     def account(self, positions: float) -> None:
         """Note the work of a step with that many positions over all workers."""
@@ -166,7 +312,7 @@ class UnitBlock:
     def clear(self) -> None:
         """Forget the step in hand."""
         self.positions = 0
-        self.fisher.total, self.fisher.wanted = None, False
+        self.fisher.clear()
 
     def solve(self, scale_gradient: Tensor, shift_gradient: Tensor, damping: float) -> list[Tensor]:
         """`(F_c + damping I)^-1 [dgamma, dbeta]` per channel, in closed form.

@@ -11,36 +11,90 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 __all__ = [
+    "Taps",
+    "all_taps",
     "input_products",
     "input_rows",
     "output_rows",
     "slides_row_by_row",
+    "taps_in_use",
     "unit_wise_sum",
     "with_ones",
 ]
 
+Taps = tuple[int, ...]
+"""Kernel positions by number, row by row, in rising order; `(0,)` for a linear layer."""
 
-def input_rows(module: nn.Linear | nn.Conv2d, inputs: Tensor, dtype: torch.dtype) -> Tensor:
+
+def all_taps(module: nn.Linear | nn.Conv2d) -> Taps:
+    """Every kernel position."""
+    if isinstance(module, nn.Linear):
+        return (0,)
+    return tuple(range(module.kernel_size[0] * module.kernel_size[1]))
+
+
+def taps_in_use(module: nn.Linear | nn.Conv2d, inputs: Tensor) -> Taps:
+    """Kernel positions that meet the image at all; the others only ever see zero padding.
+
+    A 3x3 kernel with padding on 1x1 images is a 1x1 kernel: eight ninths of its factor would be
+    zeros, and the gradient there is zero.
+
+    Args:
+        module: The layer.
+        inputs: Its input; only the shape counts.
+    """
+    if isinstance(module, nn.Linear):
+        return (0,)
+    if isinstance(module.padding, str) or module.padding_mode != "zeros":
+        return all_taps(module)
+    along = []
+    for axis in (0, 1):
+        size, kernel = inputs.shape[axis - 2], module.kernel_size[axis]
+        stride, padding, dilation = (
+            module.stride[axis],
+            module.padding[axis],
+            module.dilation[axis],
+        )
+        positions = (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+        along.append(
+            [
+                tap
+                for tap in range(kernel)
+                if any(0 <= p * stride + tap * dilation - padding < size for p in range(positions))
+            ]
+        )
+    return tuple(y * module.kernel_size[1] + x for y in along[0] for x in along[1])
+
+
+def input_rows(
+    module: nn.Linear | nn.Conv2d, inputs: Tensor, dtype: torch.dtype, taps: Taps | None = None
+) -> Tensor:
     """What each output position of a layer saw, without bias column.
 
     Args:
         module: The layer.
         inputs: Its input, in any memory layout.
         dtype: Type of the result.
+        taps: Only these kernel positions; all where None.
 
     Returns:
-        Shape `[positions, in_features]`, or `[positions, in_channels * kh * kw]` with the order of
+        Shape `[positions, in_features]`, or `[positions, in_channels * taps]` with the order of
         `weight.flatten(1)`. Positions run over samples first. Padding counts as input.
     """
     if isinstance(module, nn.Linear):
         return inputs.to(dtype).reshape(-1, inputs.shape[-1])
-    rows = _patches(module, _padded(module, inputs.to(dtype)))
-    area = module.kernel_size[0] * module.kernel_size[1]
-    return rows.reshape(len(rows), area, -1).transpose(1, 2).reshape(len(rows), -1)
+    taps = all_taps(module) if taps is None else taps
+    rows = _patches(module, _padded(module, inputs.to(dtype)), taps)
+    return rows.reshape(len(rows), len(taps), -1).transpose(1, 2).reshape(len(rows), -1)
 
 
 def input_products(
-    module: nn.Linear | nn.Conv2d, inputs: Tensor, dtype: torch.dtype, *, bias: bool
+    module: nn.Linear | nn.Conv2d,
+    inputs: Tensor,
+    dtype: torch.dtype,
+    *,
+    bias: bool,
+    taps: Taps | None = None,
 ) -> Tensor:
     """`sum a a^T` over samples and positions of `input_rows`, with a last 1 in a for a bias.
 
@@ -49,6 +103,7 @@ def input_products(
         inputs: Its input, in any memory layout.
         dtype: Type of sums and result.
         bias: The layer's bias is trained.
+        taps: Only these kernel positions; all where None.
 
     Returns:
         Shape `[n, n]`, n as the columns of `input_rows`, plus one with a bias.
@@ -56,13 +111,14 @@ def input_products(
     if isinstance(module, nn.Linear):
         rows = inputs.to(dtype).reshape(-1, inputs.shape[-1])
         return _products(with_ones(rows) if bias else rows)
+    taps = all_taps(module) if taps is None else taps
     padded = _padded(module, inputs.to(dtype))
-    if not bias and slides_row_by_row(module):
+    if not bias and slides_row_by_row(module) and taps == all_taps(module):
         products = _sliding_products(module, padded)
     else:
-        rows = _patches(module, padded)
+        rows = _patches(module, padded, taps)
         products = _products(with_ones(rows) if bias else rows)
-    return _channels_first(products, module.kernel_size[0] * module.kernel_size[1], bias=bias)
+    return _channels_first(products, len(taps), bias=bias)
 
 
 def _products(rows: Tensor) -> Tensor:
@@ -80,15 +136,14 @@ def _padded(module: nn.Conv2d, inputs: Tensor) -> Tensor:
     return F.pad(inputs, (0, 0, across, across, down, down)) if down or across else inputs
 
 
-def _patches(module: nn.Conv2d, padded: Tensor) -> Tensor:
+def _patches(module: nn.Conv2d, padded: Tensor, taps: Taps) -> Tensor:
     """Rows in the order of kernel position, then channel: blocks of channels, cheap to copy."""
     (kh, kw), (sh, sw), (dh, dw) = module.kernel_size, module.stride, module.dilation
     height = (padded.shape[1] - dh * (kh - 1) - 1) // sh + 1
     width = (padded.shape[2] - dw * (kw - 1) - 1) // sw + 1
     slices = [
         padded[:, y * dh : y * dh + sh * height : sh, x * dw : x * dw + sw * width : sw]
-        for y in range(kh)
-        for x in range(kw)
+        for y, x in (divmod(tap, kw) for tap in taps)
     ]
     # A slice may end short of its last stride; its length is right all the same.
     patches = torch.cat(slices, dim=-1) if len(slices) > 1 else slices[0]

@@ -11,6 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from adaptive_platform.optimizers.natural.factor_forms import times
+
 __all__ = [
     "InverseMethod",
     "cholesky_inverse",
@@ -18,6 +20,7 @@ __all__ = [
     "kronecker_solve",
     "newton_schulz_inverse",
     "robust_inverse",
+    "row_inverse",
 ]
 
 InverseMethod = Literal["cholesky", "eigen", "newton_schulz"]
@@ -41,6 +44,23 @@ def cholesky_inverse(matrix: Tensor, damping: float) -> tuple[Tensor, ...]:
     factor, info = torch.linalg.cholesky_ex(_damped(matrix, damping))
     inverse = torch.cholesky_inverse(factor)
     return (inverse.masked_fill(info != 0, torch.nan),)
+
+
+def row_inverse(rows: Tensor, damping: float) -> tuple[Tensor, ...]:
+    """`(R^T R + damping I)^-1 = (I - V^T V) / damping`, by the Woodbury identity.
+
+    With `L L^T = R R^T + damping I` and `V = L^-1 R`: nothing of the factor's own size is made.
+
+    Args:
+        rows: R, shape `[rows, n]`.
+        damping: Added to the diagonal; > 0.
+
+    Returns:
+        V and `1 / damping`; NaN where the damped product is not positive definite.
+    """
+    lower, info = torch.linalg.cholesky_ex(_damped(rows @ rows.T, damping))
+    inner = torch.linalg.solve_triangular(lower, rows, upper=False)
+    return inner.masked_fill(info != 0, torch.nan), rows.new_tensor(1.0 / damping)
 
 
 def newton_schulz_inverse(
@@ -100,8 +120,9 @@ def kronecker_solve(
 ) -> Tensor:
     """Precondition a layer's gradient by what the inverse methods gave for A and G.
 
-    Dense inverses: `G^-1 dW A^-1`, damped already. Eigen: `Qg (Qg^T dW Qa / (dg da^T + lam)) Qa^T`,
-    the exact inverse of `A (x) G + lam I` (KAISA, arXiv 2107.01739).
+    Inverses of matrices or rows: `G^-1 dW A^-1`, damped already. Eigen:
+    `Qg (Qg^T dW Qa / (dg da^T + lam)) Qa^T`, the exact inverse of `A (x) G + lam I` (KAISA, arXiv
+    2107.01739).
 
     Args:
         gradient: dW, shape `[out, in]`.
@@ -109,12 +130,24 @@ def kronecker_solve(
         output_inverse: Of G, `[out, out]`.
         damping: lam, used by the eigen form only.
     """
-    if len(input_inverse) == 1:
-        return output_inverse[0] @ gradient @ input_inverse[0]
+    if not _is_eigen(input_inverse):
+        return _times(_times(gradient, input_inverse).T, output_inverse).T
     (input_values, input_vectors), (output_values, output_vectors) = input_inverse, output_inverse
     rotated = output_vectors.T @ gradient @ input_vectors
     rotated /= torch.outer(output_values, input_values) + damping
     return output_vectors @ rotated @ input_vectors.T
+
+
+def _is_eigen(inverse: tuple[Tensor, ...]) -> bool:
+    return len(inverse) == 2 and inverse[0].dim() == 1
+
+
+def _times(matrix: Tensor, inverse: tuple[Tensor, ...]) -> Tensor:
+    """`matrix @ inverse` for an inverse of a matrix or of rows."""
+    if len(inverse) == 1:
+        return matrix @ inverse[0]
+    inner, scale = inverse
+    return torch.addmm(matrix, matrix @ inner.T, inner, alpha=-1.0).mul_(scale)
 
 
 def robust_inverse(
@@ -125,9 +158,9 @@ def robust_inverse(
     """Invert; on an error, a non-finite or a wrong result, try more damping, then float64.
 
     Args:
-        matrix: Symmetric, shape `[n, n]`.
+        matrix: Symmetric, shape `[n, n]`, or its rows, `[rows, n]`.
         damping: For the first try; the second and last have ten times as much.
-        invert: One of the methods.
+        invert: One of the methods, for the form of `matrix`.
 
     Returns:
         Tensors of the matrix's type; None where every try failed.
@@ -147,9 +180,10 @@ def robust_inverse(
 
 def _holds(matrix: Tensor, damping: float, found: tuple[Tensor, ...]) -> bool:
     """The result undoes the damped matrix on a probe vector; one host synchronisation."""
-    probe = torch.cos(torch.arange(matrix.shape[0], device=matrix.device).to(matrix.dtype))
-    if len(found) == 1:
-        error = found[0] @ (matrix @ probe + damping * probe) - probe
+    probe = torch.cos(torch.arange(matrix.shape[1], device=matrix.device).to(matrix.dtype))
+    if not _is_eigen(found):
+        damped = times(matrix, probe) + damping * probe
+        error = _times(damped.unsqueeze(0), found).squeeze(0) - probe
         allowed = _PROBE_TOLERANCE * probe.norm()
     else:
         values, vectors = found

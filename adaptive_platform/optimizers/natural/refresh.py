@@ -18,8 +18,8 @@ __all__ = [
     "RefreshPolicy",
     "RefreshState",
     "choose",
+    "in_steps",
     "next_interval",
-    "similar",
 ]
 
 
@@ -35,12 +35,6 @@ class RefreshState:
     """D1: the last interval, in steps."""
     before: int = 1
     """D2: the interval before it."""
-
-
-def similar(value: Tensor, reference: Tensor, tolerance: float) -> bool:
-    """True when `|value - reference|_F < tolerance |reference|_F`; False for a zero reference."""
-    scale = float(reference.norm())
-    return scale > 0.0 and float((value - reference).norm()) < tolerance * scale
 
 
 def next_interval(last: int, before: int, *, to_last: bool, to_older: bool) -> int:
@@ -64,6 +58,11 @@ class RefreshPolicy(ABC):
     """The value before the last one is kept for comparison."""
     inverse_interval: int | None
     """Steps between inverses at the reference batch; None: one with every new value."""
+
+    @property
+    @abstractmethod
+    def newest_only(self) -> bool:
+        """A new value takes the place of the old one, so that its rank is that of one batch."""
 
     @abstractmethod
     def merge(self, old: Tensor | None, new: Tensor, count: int, batch_ratio: float) -> Tensor:
@@ -89,6 +88,7 @@ class AdaptiveRefresh(RefreshPolicy):
 
     keeps_older = True
     inverse_interval = None
+    newest_only = True
 
     def merge(self, old: Tensor | None, new: Tensor, count: int, batch_ratio: float) -> Tensor:
         """The new value."""
@@ -121,9 +121,14 @@ class FixedRefresh(RefreshPolicy):
 
     keeps_older = False
 
+    @property
+    def newest_only(self) -> bool:
+        """Without decay."""
+        return self.decay == 0.0
+
     def merge(self, old: Tensor | None, new: Tensor, count: int, batch_ratio: float) -> Tensor:
         """`S <- e S + (1 - e) S_new`, `e = min(1 - 1/k, decay)` (Martens & Grosse 2015)."""
-        if old is None:
+        if old is None or self.newest_only:
             return new
         return old.lerp(new, 1.0 - min(1.0 - 1.0 / (count + 1), self.decay**batch_ratio))
 

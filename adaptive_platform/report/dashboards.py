@@ -1,0 +1,387 @@
+"""Grafana dashboards and Prometheus alert rules as data, made from the list of metrics.
+
+The folders are laid out as Ray's own: `grafana/dashboards` for Grafana's file provider,
+`grafana/provisioning` for a Grafana that does not run with Ray's, `prometheus` for the rules.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from adaptive_platform.report.metrics import metric
+
+__all__ = ["Panel", "alert_rules", "dashboard_files", "dashboards", "queries"]
+
+_REFRESH = "5s"
+_RATE = "$__rate_interval"
+_SELECTOR = re.compile(r"\b(?P<name>[a-z_]+)(?P<part>:bucket|:sum|:count)?@")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One panel."""
+
+    title: str
+    note: str
+    """One sentence that says how to read it."""
+    queries: tuple[tuple[str, str], ...]
+    """PromQL and legend. `NAME@` stands for a metric of the list, with the dashboard's selector."""
+    unit: str = "short"
+    kind: str = "timeseries"
+    log: bool = False
+    """Logarithmic axis."""
+
+
+def _line(name: str, title: str, note: str = "", **more: Any) -> Panel:
+    """A panel of one gauge."""
+    known = metric(name)
+    return Panel(
+        title=title,
+        note=note or known.help,
+        queries=((f"{name}@", "{{run}}"),),
+        unit=known.unit,
+        **more,
+    )
+
+
+_RATE_OF_STEPS = (f"rate(steps@[{_RATE}]) and on (run) progress@", "{{run}}")
+_ACCURACY = _line("eval_accuracy", "Held-out accuracy")
+_LOSS = Panel(
+    title="Loss",
+    note="Mean over the samples of all workers, and held-out.",
+    queries=(("train_loss@", "{{run}} training"), ("eval_loss@", "{{run}} held-out")),
+)
+_BATCH = _line("global_batch", "Global batch")
+_NOISE = Panel(
+    title="Gradient noise scale",
+    note="Batch at which noise equals signal, and the batch in use.",
+    queries=(("noise_scale@", "{{run}} noise scale"), ("global_batch@", "{{run}} batch")),
+    log=True,
+)
+_SPLIT = Panel(
+    title="Where a step's time goes",
+    note="Newest step: waiting for data, waiting for the reduction, statistics, everything else.",
+    queries=tuple(
+        (f"avg by (run) ({part}_seconds@)", f"{{{{run}}}} {part}")
+        for part in ("compute", "data", "reduce", "statistics")
+    ),
+    unit="s",
+)
+_QUANTILES = Panel(
+    title="Step time",
+    note="Median and 95th percentile of all steps, on the slowest worker.",
+    queries=tuple(
+        (
+            f"histogram_quantile({share}, sum by (le, run) "
+            f"(rate(step_duration_seconds:bucket@[{_RATE}]))) and on (run) progress@",
+            f"{{{{run}}}} {told}",
+        )
+        for share, told in ((0.5, "median"), (0.95, "95 %"))
+    ),
+    unit="s",
+)
+_WORKERS = _line("world_size", "Workers")
+_THROUGHPUT = _line("samples_per_second", "Throughput")
+_GOODPUT = _line("goodput", "Goodput")
+_SKIPPED = _line("skipped_steps", "Skipped steps")
+_RECOVERIES = _line("recoveries", "Recoveries")
+
+_RUN = (
+    _line("progress", "Progress", kind="gauge"),
+    _line("eval_accuracy", "Accuracy now", kind="stat"),
+    _line("global_batch", "Batch now", kind="stat"),
+    _line("world_size", "Workers now", kind="stat"),
+    _LOSS,
+    Panel(
+        title="Accuracy",
+        note="Share of samples that were right.",
+        queries=(
+            ("train_accuracy@", "{{run}} training"),
+            ("eval_accuracy@", "{{run}} held-out"),
+        ),
+        unit="percentunit",
+    ),
+    _NOISE,
+    _line("learning_rate", "Learning rate"),
+    _line("gain", "AdaScale gain"),
+    _line("gsnr", "Gradient signal-to-noise ratio", log=True),
+    _line("efficiency", "Statistical efficiency"),
+    Panel(
+        title="Throughput and goodput",
+        note="Samples per second, and what they are worth in base-batch samples.",
+        queries=(
+            ("samples_per_second@", "{{run}} throughput"),
+            ("goodput@", "{{run}} goodput"),
+        ),
+    ),
+    _SPLIT,
+    _QUANTILES,
+    Panel(
+        title="Shape of a step",
+        note="Micro-batch per worker, and how many are accumulated.",
+        queries=(("microbatch@", "{{run}} micro-batch"), ("accumulation@", "{{run}} accumulated")),
+    ),
+    _line("decisions", "Decisions"),
+    _line("grad_norm", "Gradient norm", log=True),
+    Panel(title="Steps per second", note="Committed steps.", queries=(_RATE_OF_STEPS,)),
+)
+_COMPARE = (
+    _ACCURACY,
+    _LOSS,
+    _BATCH,
+    _line("learning_rate", "Learning rate"),
+    _line("efficiency", "Statistical efficiency"),
+    _GOODPUT,
+    _THROUGHPUT,
+    _line("scale_invariant_step", "Scale-invariant steps"),
+    _line("epoch", "Epoch"),
+    Panel(
+        title="Samples per second, averaged",
+        note="From the counter of samples: committed ones only.",
+        queries=((f"rate(samples@[{_RATE}]) and on (run) progress@", "{{run}}"),),
+    ),
+)
+_ELASTICITY = (
+    _WORKERS,
+    Panel(
+        title="Events",
+        note="What happened so far, by kind: joined, left, lost, resize, checkpoint, stop ...",
+        queries=(("sum by (run, kind) (events@)", "{{run}} {{kind}}"),),
+    ),
+    _RECOVERIES,
+    _SKIPPED,
+    Panel(
+        title="Seconds since the newest step",
+        note="Climbs while a run stands still.",
+        queries=(("time() - last_step_time@", "{{run}}"),),
+        unit="s",
+    ),
+    _THROUGHPUT,
+    _line("reduce_seconds", "Waiting for the reduction"),
+    _line("step_seconds", "Newest step"),
+)
+_SWEEP = (
+    Panel(
+        title="Trials that run",
+        note="Trials with live metrics.",
+        queries=(("count by (sweep) (progress@)", "{{sweep}}"),),
+        kind="stat",
+    ),
+    Panel(
+        title="Best accuracy so far",
+        note="Of the trials that run.",
+        queries=(("max by (sweep) (eval_accuracy@)", "{{sweep}}"),),
+        unit="percentunit",
+        kind="stat",
+    ),
+    _line("progress", "Progress of each trial"),
+    _ACCURACY,
+    _LOSS,
+    _line("learning_rate", "Learning rate"),
+    _BATCH,
+    _GOODPUT,
+)
+
+_ALERTS = (
+    (
+        "AdaptiveRunNoProgress",
+        "time() - last_step_time@ > 600",
+        "1m",
+        "critical",
+        "{{ $labels.run }} has taken no step for ten minutes",
+        "Look at the workers' logs: a hung collective, a full disk, or no resources to go on with.",
+    ),
+    (
+        "AdaptiveRunLossNotFinite",
+        "(train_loss@ != train_loss@) or (delta(skipped_steps@[5m]) > 5)",
+        "1m",
+        "critical",
+        "{{ $labels.run }} has losses that are not finite",
+        "Its steps are skipped. Lower the learning rate, or look for broken data.",
+    ),
+    (
+        "AdaptiveRunEfficiencyLow",
+        "efficiency@ < 0.2",
+        "15m",
+        "warning",
+        "{{ $labels.run }} learns little from each sample",
+        "The batch is far above the noise scale: lower batch.max_batch, or use fewer workers.",
+    ),
+    (
+        "AdaptiveRunRecoveryLoop",
+        "delta(recoveries@[15m]) >= 3",
+        "0m",
+        "critical",
+        "{{ $labels.run }} began again three times within fifteen minutes",
+        "Look at the first failure in its events; a node or a sample may bring it down each time.",
+    ),
+)  # fmt: skip
+
+
+def dashboards() -> dict[str, dict[str, Any]]:
+    """Grafana's JSON of every dashboard by file name."""
+    one = 'run=~"$run"'
+    swept = 'sweep=~"$sweep", sweep!=""'
+    made = (
+        ("run", "Adaptive Platform: Run", _RUN, one, _variable("run", many=False)),
+        ("compare", "Adaptive Platform: Compare runs", _COMPARE, one, _variable("run", many=True)),
+        (
+            "elasticity",
+            "Adaptive Platform: Elasticity and faults",
+            _ELASTICITY,
+            one,
+            _variable("run", many=True),
+        ),
+        ("sweep", "Adaptive Platform: Sweep", _SWEEP, swept, _variable("sweep", many=True)),
+    )
+    return {
+        f"adaptive_platform_{name}.json": _dashboard(name, title, panels, selector, variable)
+        for name, title, panels, selector, variable in made
+    }
+
+
+def queries(board: dict[str, Any]) -> list[str]:
+    """PromQL of every panel of a dashboard."""
+    return [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+
+
+def alert_rules() -> dict[str, Any]:
+    """Content of the rules file for Prometheus."""
+    rules = [
+        {
+            "alert": name,
+            "expr": _expanded(expression, ""),
+            "for": lasting,
+            "labels": {"severity": severity},
+            "annotations": {"summary": summary, "description": description},
+        }
+        for name, expression, lasting, severity, summary, description in _ALERTS
+    ]
+    return {"groups": [{"name": "adaptive-platform", "rules": rules}]}
+
+
+def dashboard_files() -> dict[str, str]:
+    """Every file of `dashboards/` by its path there."""
+    files = {
+        f"grafana/dashboards/{name}": json.dumps(board, indent=1) + "\n"
+        for name, board in dashboards().items()
+    }
+    provider = {
+        "apiVersion": 1,
+        "providers": [
+            {
+                "name": "Adaptive Platform",
+                "folder": "Adaptive Platform",
+                "type": "file",
+                "options": {"path": "/etc/grafana/dashboards/adaptive-platform"},
+            }
+        ],
+    }
+    files["grafana/provisioning/dashboards/adaptive_platform.yml"] = yaml.safe_dump(
+        provider, sort_keys=False
+    )
+    files["prometheus/adaptive_platform.rules.yml"] = yaml.safe_dump(
+        alert_rules(), sort_keys=False, width=100
+    )
+    return files
+
+
+def _expanded(query: str, selector: str) -> str:
+    """The query with real names; unknown short names are a KeyError."""
+
+    def replaced(match: re.Match[str]) -> str:
+        part = (match["part"] or "").replace(":", "_")
+        return metric(match["name"]).full_name + part + (f"{{{selector}}}" if selector else "")
+
+    return _SELECTOR.sub(replaced, query)
+
+
+def _variable(label: str, *, many: bool) -> dict[str, Any]:
+    """A choice of runs, or sweeps, among those with live gauges."""
+    source = f"label_values({metric('progress').full_name}, {label})"
+    return {
+        "name": label,
+        "label": label.capitalize(),
+        "type": "query",
+        "datasource": {"type": "prometheus", "uid": "${datasource}"},
+        "query": {"query": source, "refId": "variable"},
+        "definition": source,
+        "refresh": 2,
+        "sort": 2,
+        "multi": many,
+        "includeAll": many,
+        **({"allValue": ".*"} if many else {}),
+    }
+
+
+def _dashboard(
+    name: str,
+    title: str,
+    panels: tuple[Panel, ...],
+    selector: str,
+    variable: dict[str, Any],
+) -> dict[str, Any]:
+    source = {
+        "name": "datasource",
+        "label": "Data source",
+        "type": "datasource",
+        "query": "prometheus",
+        "refresh": 1,
+    }
+    small = [panel for panel in panels if panel.kind != "timeseries"]
+    large = [panel for panel in panels if panel.kind == "timeseries"]
+    drawn: list[dict[str, Any]] = []
+    top, width = 0, 24 // max(len(small), 1)
+    for at, panel in enumerate(small):
+        place = {"x": width * at, "y": 0, "w": width, "h": 5}
+        drawn.append(_panel(len(drawn) + 1, panel, selector, place))
+        top = 5
+    for at, panel in enumerate(large):
+        place = {"x": 12 * (at % 2), "y": top + 8 * (at // 2), "w": 12, "h": 8}
+        drawn.append(_panel(len(drawn) + 1, panel, selector, place))
+    return {
+        "uid": f"adaptive-{name}",
+        "title": title,
+        "tags": ["adaptive-platform", "ray"],
+        "schemaVersion": 39,
+        "version": 1,
+        "editable": True,
+        "timezone": "browser",
+        "refresh": _REFRESH,
+        "time": {"from": "now-30m", "to": "now"},
+        "templating": {"list": [source, variable]},
+        "panels": drawn,
+    }
+
+
+def _panel(number: int, panel: Panel, selector: str, place: dict[str, int]) -> dict[str, Any]:
+    source = {"type": "prometheus", "uid": "${datasource}"}
+    defaults: dict[str, Any] = {"unit": panel.unit}
+    if panel.kind == "gauge":
+        defaults |= {"min": 0, "max": 1}
+    if panel.kind == "timeseries":
+        scale = {"type": "log", "log": 10} if panel.log else {"type": "linear"}
+        defaults["custom"] = {"lineWidth": 2, "showPoints": "never", "scaleDistribution": scale}
+    return {
+        "id": number,
+        "type": panel.kind,
+        "title": panel.title,
+        "description": panel.note,
+        "datasource": source,
+        "gridPos": place,
+        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "targets": [
+            {
+                "refId": chr(ord("A") + at),
+                "datasource": source,
+                "expr": _expanded(query, selector),
+                "legendFormat": legend,
+            }
+            for at, (query, legend) in enumerate(panel.queries)
+        ],
+    }

@@ -1,0 +1,40 @@
+"""A run with live metrics, for the test beside it: PORT DIRECTORY; stays until DIRECTORY/end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import ray
+
+from adaptive_platform.cluster.launch import launch
+from adaptive_platform.recipe import load_recipe
+
+port, folder = int(sys.argv[1]), Path(sys.argv[2])
+ray.init(
+    address="local",
+    num_cpus=2,
+    include_dashboard=False,
+    log_to_driver=False,
+    object_store_memory=128 * 2**20,
+    _metrics_export_port=port,
+)
+recipe = load_recipe(
+    "quickstart",
+    [
+        "model.name=resnet8_cifar",
+        "workers=2",
+        "batch.kind=gsnr",
+        "batch.max_batch=64",
+        "stop.epochs=1000",
+        "report.evaluate_every=10 steps",
+        "checkpoint.every=10 steps",
+        "report.html=false",
+        f"out={folder}/run",
+    ],
+)
+launch(recipe, watch=lambda messages: (folder / "stop").exists(), sweep="try")
+(folder / "ended").touch()
+while not (folder / "end").exists():
+    time.sleep(0.2)

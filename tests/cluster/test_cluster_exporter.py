@@ -1,0 +1,100 @@
+"""What the exporter hands to Ray, with Ray's metrics replaced by lists."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+import ray.util.metrics
+
+from adaptive_platform.cluster.exporter import Exporter
+from adaptive_platform.cluster.mailbox import Mailbox, MailboxClient
+from adaptive_platform.report.records import StepRecord
+
+LABELS = {"run": "r", "recipe": "q", "sweep": ""}
+
+
+class Told:
+    """Stands in for a metric of Ray's."""
+
+    all: dict[str, list] = {}  # noqa: RUF012
+
+    def __init__(self, name, *_):
+        self.calls = self.all.setdefault(name, [])
+
+    def set(self, value, labels):
+        self.calls.append((value, labels))
+
+    inc = observe = set
+
+
+@pytest.fixture
+def told(monkeypatch):
+    monkeypatch.setattr(Told, "all", {})
+    for name in ("Gauge", "Counter", "Histogram"):
+        monkeypatch.setattr(ray.util.metrics, name, Told)
+    return lambda name: [value for value, _ in Told.all[f"adaptive_{name}"]]
+
+
+def step(number: int, **changes) -> dict:
+    values = {
+        "step": number, "epoch": 0, "samples_seen": 8 * number, "scale_invariant_step": 1.0,
+        "world_size": 2, "global_batch": 8, "microbatch": 4, "accumulation": 1, "lr": 0.1,
+        "gain": 1.0, "loss": 1.0, "grad_sqnorm": 1.0, "step_seconds": 0.1, "time": 100.0,
+    }  # fmt: skip
+    return asdict(StepRecord(**(values | changes)))
+
+
+def test_counters_count_what_is_made_again_once(told):
+    exporter = Exporter(LABELS)
+    for number in (3, 5, 4, 5, 6):  # the second attempt begins at step 4 again
+        exporter.take([("step", step(number), 0.5)])
+    assert sum(told("steps")) == 6
+    assert sum(told("samples")) == 48
+    assert told("global_batch")[-1] == 8
+    assert told("progress")[-1] == 0.5
+
+
+def test_attempts_after_the_first_are_recoveries(told):
+    exporter = Exporter(LABELS)
+    exporter.take(
+        [("started", {"workers": 1.0, "met": 2.0}, 0.0), ("started", {"built": 3.0}, 0.0)]
+    )
+    assert told("recoveries")[-1] == 0
+    exporter.take([("started", {"workers": 9.0, "met": 9.0}, 0.4)])
+    assert told("recoveries")[-1] == 1
+
+
+def test_every_step_is_in_the_histogram_though_posts_are_thinned(told, monkeypatch):
+    mailbox = Mailbox(LABELS)
+    posted = []
+
+    class Handle:
+        class post:  # noqa: N801
+            @staticmethod
+            def remote(messages):
+                posted.append(messages)
+                mailbox.post(messages)
+
+    client = MailboxClient(Handle)
+    for number in range(1, 8):
+        client.send("step", step(number, skipped=number == 3, step_seconds=0.1 * number), 0.1)
+    client._post()
+    assert len(told("step_duration_seconds")) == 7
+    assert told("skipped_steps")[-1] == 1
+    assert all(kind != "pace" for kind, _, _ in mailbox.collect())
+
+
+def test_events_are_counted_by_kind_and_decisions_in_all(told):
+    exporter = Exporter(LABELS)
+    event = {"kind": "checkpoint", "text": "saved"}
+    exporter.take([("event", event, 0.1), ("event", event, 0.2), ("decision", {}, 0.2)])
+    value, labels = Told.all["adaptive_events"][-1]
+    assert (value, labels["kind"]) == (2, "checkpoint")
+    assert told("decisions")[-1] == 1
+
+
+def test_no_labels_no_metrics(told):
+    mailbox = Mailbox()
+    assert mailbox.post([("step", step(1), 0.1)]) is False
+    assert Told.all == {}

@@ -1,0 +1,192 @@
+"""Normalization policies in real runs: groups, ghosts, evaluation, resumes, odd batches."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from runs import Points, assert_same, recipe, train
+from torch import nn
+from torch.nn import functional as F
+
+from adaptive_platform.errors import UserError
+from adaptive_platform.models import LocalNorm, NormalizationPolicy
+from adaptive_platform.settings import variants_of
+
+
+def normed_net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 8), nn.BatchNorm1d(8),
+        nn.Tanh(), nn.Linear(8, 3),
+    )  # fmt: skip
+
+
+def policy(kind: str, **fields):
+    return {"model": {"normalization": {"kind": kind} | fields}}
+
+
+POLICIES = {
+    "local": policy("local"),
+    "last batch": policy("local", evaluation="last_batch"),
+    "recomputed": policy("local", evaluation="recomputed", recompute_samples=24),
+    "group": policy("group"),
+    "ghost": policy("ghost", samples=2),
+}
+every_policy = pytest.mark.parametrize("content", POLICIES.values(), ids=list(POLICIES))
+
+
+def test_every_kind_is_tried() -> None:
+    tried = {each["model"]["normalization"]["kind"] for each in POLICIES.values()}
+    assert tried == set(variants_of(NormalizationPolicy))
+
+
+@pytest.mark.parametrize(("world", "words"), [(2, ()), (3, ()), (3, ("microbatch=2",))])
+def test_a_group_of_all_workers_normalizes_the_whole_micro_batch(world, words) -> None:
+    """Uneven shares and accumulation included: a plain loop over the joined micro-batches."""
+    data = Points(40)
+    config = recipe("stop.epochs=1", *words, **policy("group", workers=world))
+    outcomes = train(config, world_size=world, data=data, model=normed_net)
+    model = normed_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for record in outcomes[0].watcher.steps:
+        optimizer.zero_grad()
+        shares = record.sample_ids
+        pieces = -(-max(map(len, shares)) // (2 if words else 40))
+        total = sum(len(share) for share in shares)
+        for piece in range(pieces):
+            ids = [i for share in shares for i in _cut(share, pieces)[piece]]
+            losses = F.cross_entropy(model(data.inputs[ids]), data.labels[ids], reduction="sum")
+            (losses / total).backward()
+        optimizer.step()
+    expected = {name: value.detach() for name, value in model.state_dict().items()}
+    for outcome in outcomes:
+        assert_same(outcome.weights, expected, 1e-4)
+
+
+def _cut(share: list[int], pieces: int) -> list[list[int]]:
+    """Recorded ids come micro-batch after micro-batch, the larger ones first."""
+    size, larger = divmod(len(share), pieces)
+    edges = [0]
+    for piece in range(pieces):
+        edges.append(edges[-1] + size + (piece < larger))
+    return [share[a:b] for a, b in pairwise(edges)]
+
+
+def test_groups_are_smaller_than_the_world_and_one_may_be_alone() -> None:
+    config = recipe(**policy("group", workers=2))
+    outcomes = train(config, world_size=3, model=normed_net)
+    for outcome in outcomes[1:]:
+        assert_same(outcome.weights, outcomes[0].weights, 0.0)
+    local = train(recipe(**policy("local")), world_size=3, model=normed_net)
+    assert not torch.equal(local[0].weights["0.weight"], outcomes[0].weights["0.weight"])
+
+
+@every_policy
+def test_a_single_sample_left_over_joins_the_step_before(content) -> None:
+    """F25: nine samples, four per worker; then a batch that leaves one over."""
+    for batch in (8, 4):
+        config = recipe(f"batch.global_batch={batch}", "stop.epochs=2", **content)
+        outcomes = train(config, world_size=2, data=Points(9), model=normed_net)
+        steps = outcomes[0].watcher.steps
+        assert sum(record.global_batch for record in steps) == 18
+        assert min(record.global_batch for record in steps) >= 2
+        assert_same(outcomes[0].weights, outcomes[1].weights, 0.0)
+
+
+@every_policy
+def test_a_resumed_run_goes_on_bit_for_bit(content, tmp_path) -> None:
+    config = recipe("stop.steps=12", "report.evaluate_every=0.5 epochs", **content)
+    settings = {"world_size": 2, "data": Points(40), "eval_data": Points(12, seed=1),
+                "model": normed_net}  # fmt: skip
+    whole = train(config, **settings)[0]
+    train(config, **settings, run_dir=tmp_path, stop_after=7)
+    second = train(config, **settings, run_dir=tmp_path)[0]
+    assert_same(second.weights, whole.weights, 0.0)
+    assert second.watcher.evaluations[-1].loss == whole.watcher.evaluations[-1].loss
+
+
+def test_a_group_resumes_with_another_number_of_workers(tmp_path) -> None:
+    config = recipe("stop.steps=8", "batch.global_batch=12", **policy("group", workers=4))
+    data = Points(40)
+    whole = train(config, data=data, world_size=3, model=normed_net)[0]
+    train(config, data=data, world_size=2, model=normed_net, run_dir=tmp_path, stop_after=4)
+    second = train(config, data=data, world_size=3, model=normed_net, run_dir=tmp_path)[0]
+    assert_same(second.weights, whole.weights, 1e-4)
+
+
+def test_evaluation_sees_the_last_micro_batches_of_all_workers() -> None:
+    data = Points(40)
+    config = recipe("stop.steps=3", **policy("local", evaluation="last_batch"))
+    outcome = train(config, world_size=2, data=data, eval_data=Points(8), model=normed_net)[0]
+    shares = outcome.watcher.steps[-1].sample_ids
+    # The first layer's input when the last step began is that of the weights before it.
+    before = train(
+        recipe("stop.steps=2", **policy("local", evaluation="last_batch")),
+        world_size=2, data=data, model=normed_net,
+    )[0].weights  # fmt: skip
+    means = [
+        F.linear(data.inputs[share], before["0.weight"], before["0.bias"]).mean(0)
+        for share in shares
+    ]
+    torch.testing.assert_close(outcome.weights["1.running_mean"], torch.stack(means).mean(0))
+
+
+def test_recomputed_statistics_are_those_of_the_training_samples() -> None:
+    data = Points(40)
+    content = policy("local", evaluation="recomputed", recompute_samples=40)
+    config = recipe("stop.steps=5", "report.evaluate_every=0 epochs", **content)
+    outcome = train(config, world_size=3, data=data, eval_data=Points(8), model=normed_net)[0]
+    weights = outcome.weights
+    features = F.linear(data.inputs, weights["0.weight"], weights["0.bias"])
+    torch.testing.assert_close(weights["1.running_mean"], features.mean(0))
+    torch.testing.assert_close(weights["1.running_var"], features.var(0))
+
+
+class Broken(Points):
+    """Two samples can't be read, both on the second of two workers' first share."""
+
+    def __getitem__(self, index: int):
+        if index in self.bad:
+            raise OSError("can't be read")
+        return super().__getitem__(index)
+
+
+def test_a_step_for_which_a_member_lacks_samples_is_left_out_by_all() -> None:
+    """Nobody waits for it; the others go on."""
+    plain = train(recipe("stop.epochs=1", **policy("group")), world_size=2, model=normed_net)[0]
+    second = plain.watcher.steps[1].sample_ids[1]
+    data = Broken(40)
+    data.bad = set(second)
+    config = recipe("stop.epochs=1", "data.max_broken_share=0.5", **policy("group"))
+    outcomes = train(config, world_size=2, data=data, model=normed_net)
+    assert outcomes[0].run.progress.skipped_steps == 1
+    assert len(outcomes[0].watcher.steps) == len(plain.watcher.steps)
+    assert_same(outcomes[0].weights, outcomes[1].weights, 0.0)
+
+
+def test_statistics_of_a_group_are_not_recomputed() -> None:
+    with pytest.raises(UserError, match=r"model\.normalization.*running_average or last_batch"):
+        recipe(**policy("group", evaluation="recomputed"))
+
+
+def test_a_policy_changes_no_name_and_no_parameter() -> None:
+    config = recipe("stop.steps=1", **policy("ghost", samples=2))
+    outcome = train(config, model=normed_net)[0]
+    assert list(outcome.weights) == list(normed_net().state_dict())
+    assert LocalNorm().evaluation == "running_average"
+
+
+@pytest.mark.parametrize("kind", ["kfac", "sp_ngd"])
+def test_memory_traffic_and_the_hybrid_are_one_method(kind: str) -> None:
+    """MEM-OPT, KAISA's half and COMM-OPT over the loop's own process groups."""
+    found = []
+    for fraction in (0.0, 0.5, 1.0):
+        config = recipe(
+            "stop.steps=6",
+            optimizer={"kind": kind, "lr": 0.01, "gradient_worker_fraction": fraction},
+        )
+        found.append(train(config, world_size=4)[0].weights)
+    for other in found[1:]:
+        assert_same(other, found[0], 1e-5)
