@@ -76,8 +76,10 @@ def page(found: list[Measurement]) -> str:
         "whatever the distribution. "
         "A block is one step, or ten where only each tenth step does more. Memory is the peak "
         "resident size of a fresh process per loop. CPU time is what one process used, all threads "
-        "together: it hardly sees other programs on the machine, which this one had, nor any "
-        "wait.\n\n"
+        "together.\n\n"
+        "The machine ran other programs at the same time, so wall times stray by a factor of two "
+        "and more and their ratios say little; CPU time hardly sees that. Where an interval "
+        "holds 1, the difference is not told from chance.\n\n"
         "```bash\n"
         + "\n".join(f"python experiments/studies/overhead.py --case {case}" for case in cases)
         + "\n```\n\nThe same as a command, without keeping the single steps: "
