@@ -114,6 +114,7 @@ class TrainingRun:
         self._copies = parts.copies
         self._evaluated = parts.evaluated
         self._mixing = parts.mixing
+        self._subgroups = parts.subgroups
         self._minimum = parts.minimum
         self._memory_format = parts.memory_format
         self._resources = parts.resources
@@ -128,7 +129,7 @@ class TrainingRun:
 
     def _begin(self, must_resume: bool) -> None:
         if self.reducer.world_size > 1:
-            self._tell.event("note", f"gradients are summed by {self.reducer.plan.describe()}")
+            self._tell.event("note", f"gradients are summed by {self.reducer.describe()}")
         if isinstance(self._optimizer, ListeningOptimizer):
             self._tell.event("note", self._optimizer.describe())
         if self._persistence.restore(must_resume=must_resume):
@@ -154,6 +155,11 @@ class TrainingRun:
     def optimizer(self) -> torch.optim.Optimizer:
         """What turns gradients into steps; to look at, the run drives it."""
         return self._optimizer
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes this worker put on the wire so far, those between some of the workers included."""
+        return self.reducer.bytes_sent + self._subgroups.bytes_sent
 
     @property
     def is_first(self) -> bool:
@@ -304,7 +310,10 @@ class TrainingRun:
             global_batch=consumed,
             microbatches=len(share.microbatches) if share else 0,
             loss_scale=self.state.loss_scale.value,
-            measure=summed and self.state.estimator.due(step),
+            # What sparse sums give is a velocity with holes, which says nothing about noise.
+            measure=summed
+            and self.recipe.reducer.sparse is None
+            and self.state.estimator.due(step),
             squares=variance is not None and variance.due(step),
             alone=not summed,
         )
@@ -365,6 +374,7 @@ class TrainingRun:
             world_size=self.reducer.world_size,
             seconds=seconds,
             data_seconds=share.wait_seconds if share else 0.0,
+            cache_mib=share.cached_bytes / _MIB if share else 0.0,
             sample_ids=ids,
         )
         if self.is_first:
