@@ -96,8 +96,8 @@ def main() -> None:
             for line in job.stdout:
                 if "step " in line and "loss" in line:
                     break
-            for name, path in (("jobs", "jobs"), ("train", "train"), ("metrics", "metrics")):
-                photograph(f"{address}/#/{path}", out / f"ray-{name}.png", f"{work}/profile")
+            for name in ("jobs", "actors"):
+                photograph(f"{address}/#/{name}", out / f"ray-{name}.png", f"{work}/profile")
             subprocess.run(
                 [*RAY, "job", "stop", "quickstart", f"--address={address}"],
                 env=environment, check=True, capture_output=True,
