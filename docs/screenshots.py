@@ -64,6 +64,7 @@ def photograph(url: str, target: Path, profile: str, height: int = 1000) -> None
 
 def main() -> None:
     """Start, run, photograph, end."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the cluster is ended as well
     out = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "docs")
     out.mkdir(parents=True, exist_ok=True)
     port, board = free_port(), free_port()
