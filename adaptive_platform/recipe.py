@@ -11,7 +11,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from adaptive_platform.checkpoints.store import CheckpointConfig
-from adaptive_platform.collectives import AnyReducer
+from adaptive_platform.collectives import AnyReducer, AutoConfig
 from adaptive_platform.controllers import AnyController, AnyLrRule, AnyMomentumRule
 from adaptive_platform.controllers.lr_rules import LegwConfig
 from adaptive_platform.controllers.momentum_rules import KeepMomentumConfig
@@ -47,7 +47,7 @@ _TEXTS = (["out"], ["resume"], ["address"], ["description"])
 
 _KEPT = {
     "batch": frozenset(["global_batch", "min_batch", "max_batch"]),
-    "reducer": frozenset(["bucket_mib", "timeout_seconds"]),
+    "reducer": frozenset(["bucket_mib", "timeout_seconds", "wire_dtype"]),
 }
 """Fields whose meaning does not depend on the kind of the part they belong to."""
 
@@ -157,7 +157,7 @@ class Recipe(Settings):
     """Gradients with a larger norm are scaled down to it, before `vr` reduces them."""
     max_failures: Annotated[int, Field(ge=0)] = 3
     """Worker losses after which the run gives up; it goes on from the newest checkpoint before."""
-    reducer: AnyReducer
+    reducer: AnyReducer = AutoConfig()
     """How gradients are summed over workers."""
     sync: AnySync = EveryStepConfig()
     """How the workers' copies of the model are kept together."""
@@ -254,6 +254,8 @@ def _clashes(recipe: Recipe) -> Iterator[str]:
             f"{name}: it follows weights that are alike on all workers, and sync.kind = "
             f"{recipe.sync.kind} lets them differ; must be every_step, or leave it out."
         )
+    if recipe.reducer.sparse is not None:
+        yield from _sparse_clashes(recipe)
     momentum = recipe.momentum_rule
     if momentum.kind != "keep":
         optimizer = recipe.optimizer
@@ -290,6 +292,37 @@ def _sync_clashes(recipe: Recipe) -> Iterator[str]:
         yield (
             f"{why}, so the noise that batch.kind = {recipe.batch.kind} reads is not measured; "
             "must be fixed or schedule, or sync.kind local_sgd with a later start."
+        )
+
+
+def _sparse_clashes(recipe: Recipe) -> Iterator[str]:
+    """What does not go together with gradients that travel sparsely."""
+    optimizer, batch, rule = recipe.optimizer, recipe.batch, recipe.lr_rule
+    wire = recipe.reducer.wire_dtype
+    if optimizer.kind not in ("sgd", "lars") or optimizer.chosen_momentum:
+        yield (
+            f"optimizer.kind = {optimizer.kind}: with reducer.sparse momentum is applied before "
+            "anything travels; must be sgd or lars with momentum = 0, and reducer.sparse.momentum "
+            "in its place."
+        )
+    if {"noise", "layers"} & batch.needs or rule.kind == "adascale":
+        yield (
+            f"reducer.sparse: batch.kind = {batch.kind} and lr_rule.kind = {rule.kind} need "
+            "measured noise, which a sum with holes does not give; use batch.kind fixed or "
+            "schedule, and lr_rule.kind none, linear, sqrt or legw."
+        )
+    for name, value in (("vr", recipe.vr), ("clip_norm", recipe.clip_norm), ("wire_dtype", wire)):
+        if value is not None:
+            yield f"{name}: does not go together with reducer.sparse; leave one of the two away."
+    if recipe.sync.kind != "every_step":
+        yield (
+            f"sync.kind = {recipe.sync.kind}: reducer.sparse is for gradients that are summed in "
+            "every step; must be every_step."
+        )
+    if recipe.precision.first_scale().value != 1.0:
+        yield (
+            "precision: what waits for later steps can't follow a loss scale that moves; with "
+            "reducer.sparse train in float32 or bfloat16."
         )
 
 

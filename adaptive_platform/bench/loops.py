@@ -30,11 +30,8 @@ _CLASSES = 10
 
 OURS: dict[str, dict[str, Any]] = {
     "loop": {"statistics": {"every": 10**9}},
-    "statistics": {"lr_rule": {"kind": "adascale"}},
-    "layers": {
-        "lr_rule": {"kind": "adascale"},
-        "statistics": {"every": RARELY, "layers": True},
-    },
+    "statistics": {"lr_rule": {"kind": "adascale"}, "statistics": {"layers": False}},
+    "layers": {"lr_rule": {"kind": "adascale"}},
     "vr": {"lr_rule": {"kind": "adascale"}, "vr": {"every": RARELY}},
 }
 """Loops of ours and what each changes in the recipe."""

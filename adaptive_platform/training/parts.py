@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -10,8 +11,15 @@ from torch import nn
 from torch.optim import Optimizer
 
 from adaptive_platform.checkpoints.store import CheckpointStore
-from adaptive_platform.collectives import Membership, Reducer
-from adaptive_platform.data import BrokenLedger, DataConfig, DataSource, SampleStream
+from adaptive_platform.collectives import Membership, Pending, Reducer
+from adaptive_platform.data import (
+    BrokenLedger,
+    DataConfig,
+    DataSource,
+    EncodedImages,
+    SampleStream,
+    ShardedCache,
+)
 from adaptive_platform.errors import DataError, UserError
 from adaptive_platform.gradients.buckets import GradientBuckets
 from adaptive_platform.gradients.buffers import SharedBuffers
@@ -21,7 +29,7 @@ from adaptive_platform.optimizers import AdamPreconditioner, Exchange, Listening
 from adaptive_platform.optimizers.cyclic_tail import CyclicTailSchedule
 from adaptive_platform.progress import Progress
 from adaptive_platform.recipe import Recipe
-from adaptive_platform.training.copies import Copies, NodeReducer
+from adaptive_platform.training.copies import Copies
 from adaptive_platform.training.curvature import Curvature
 from adaptive_platform.training.evaluated import Evaluated
 from adaptive_platform.training.fitness import memory_format_of, refuse_sparse
@@ -32,6 +40,7 @@ from adaptive_platform.training.own_share import OwnShare
 from adaptive_platform.training.persistence import Persistence
 from adaptive_platform.training.rates import Rates
 from adaptive_platform.training.scoring import Scoring
+from adaptive_platform.training.sparse_exchange import SparseExchange
 from adaptive_platform.training.state import RunState
 from adaptive_platform.training.step import RIDER_SLOTS, Step
 from adaptive_platform.training.subgroups import Subgroups
@@ -120,6 +129,7 @@ def assemble(
                 reducer.world_size,
                 reducer.all_reduce,
                 reducer.broadcast,
+                reducer.all_gather,
                 subgroups.exchange,
             ),
         )
@@ -129,6 +139,9 @@ def assemble(
         if _through_preconditioner(recipe):
             preconditioner = AdamPreconditioner(optimizer)
         buffers = SharedBuffers(model, shared=membership.world_size > 1)
+        sparse = None
+        if recipe.reducer.sparse is not None:
+            sparse = SparseExchange(recipe.reducer.sparse, reducer, lambda: state.progress.position)
         buckets = GradientBuckets(
             model.named_parameters(),
             reducer.start,
@@ -136,11 +149,25 @@ def assemble(
             rider_slots=RIDER_SLOTS + buffers.num_averaged,
             layers=recipe.statistics.layers or "layers" in recipe.batch.needs,
             preconditioner=preconditioner,
+            start_gradients=_narrowed(recipe, reducer),
+            exchange=sparse,
         )
         resources.callback(buckets.close)
         tell = Teller(observer, state, first=reducer.rank == 0)
+        train = source.train
+        if data_config.cache_limit_mib and isinstance(train, EncodedImages):
+            train = ShardedCache(
+                train,
+                data_config.cache_limit_mib,
+                membership.rank,
+                membership.world_size,
+                reducer.all_gather_object,
+                one_machine=len(set(membership.node_of_rank or ("one",))) == 1,
+            )
+            resources.callback(train.close)
+            tell.event("note", train.describe())
         stream = SampleStream(
-            source.train, data_config, recipe.seed, membership.rank, membership.world_size
+            train, data_config, recipe.seed, membership.rank, membership.world_size
         )
         share = OwnShare(
             stream,
@@ -160,9 +187,9 @@ def assemble(
             seed=recipe.seed,
             memory_format=memory_format,
         )
-        node = NodeReducer(membership, recipe.reducer.timeout_seconds, reducer.device)
-        resources.callback(node.close)
-        copies = Copies(recipe.sync, model, optimizer, reducer, node, seed=recipe.seed)
+        copies = Copies(
+            recipe.sync, model, optimizer, reducer, membership, subgroups, seed=recipe.seed
+        )
         persistence = Persistence(
             store,
             recipe.checkpoint,
@@ -173,6 +200,7 @@ def assemble(
             copies=copies,
             evaluated=evaluated,
             mixing=mixing,
+            sparse=sparse,
             kinds={"batch": recipe.batch.kind, "optimizer": recipe.optimizer.kind},
             classes=source.classes,
             tell=tell.event,
@@ -251,6 +279,14 @@ def _first_state(recipe: Recipe, size: int, minimum: int, data_config: DataConfi
         ledger=BrokenLedger(size, data_config.max_broken_share),
         variance=recipe.vr.build(for_betas=recipe.optimizer.keeps_squares) if recipe.vr else None,
     )
+
+
+def _narrowed(recipe: Recipe, reducer: Reducer) -> Callable[[torch.Tensor], Pending] | None:
+    """Sums in the recipe's narrower type; gradients that are as narrow already stay as they are."""
+    wire = recipe.reducer.wire
+    if wire is None:
+        return None
+    return lambda flat: reducer.start(flat, wire if flat.itemsize > wire.itemsize else None)
 
 
 def _through_preconditioner(recipe: Recipe) -> bool:

@@ -129,7 +129,7 @@ class TrainingRun:
 
     def _begin(self, must_resume: bool) -> None:
         if self.reducer.world_size > 1:
-            self._tell.event("note", f"gradients are summed by {self.reducer.plan.describe()}")
+            self._tell.event("note", f"gradients are summed by {self.reducer.describe()}")
         if isinstance(self._optimizer, ListeningOptimizer):
             self._tell.event("note", self._optimizer.describe())
         if self._persistence.restore(must_resume=must_resume):
@@ -310,12 +310,19 @@ class TrainingRun:
             global_batch=consumed,
             microbatches=len(share.microbatches) if share else 0,
             loss_scale=self.state.loss_scale.value,
-            measure=summed and self.state.estimator.due(step),
+            # What sparse sums give is a velocity with holes, which says nothing about noise.
+            measure=summed
+            and self.recipe.reducer.sparse is None
+            and self.state.estimator.due(step),
             squares=variance is not None and variance.due(step),
             alone=not summed,
         )
         # Dropout and the like: a function of step and rank, so a resumed run draws the same.
-        torch.manual_seed(hash((self.recipe.seed, step, self.reducer.rank)) & 0x7FFFFFFF)
+        # `torch.manual_seed` would format a stack trace for each accelerator that is not there.
+        seed = hash((self.recipe.seed, step, self.reducer.rank)) & 0x7FFFFFFF
+        torch.default_generator.manual_seed(seed)
+        if self._device.type == "cuda":
+            torch.cuda.manual_seed(seed)
         self._mixing.begin()
         for microbatch in share.microbatches if share else ():
             moved = microbatch.on(self._device, self._memory_format)
@@ -367,6 +374,7 @@ class TrainingRun:
             world_size=self.reducer.world_size,
             seconds=seconds,
             data_seconds=share.wait_seconds if share else 0.0,
+            cache_mib=share.cached_bytes / _MIB if share else 0.0,
             sample_ids=ids,
         )
         if self.is_first:

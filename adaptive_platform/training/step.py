@@ -331,6 +331,7 @@ class Step:
         if self._listener is not None:
             self._listener.accept(measured.trained)
         self._optimizer.step()
+        self._buckets.commit()
         self._buckets.release()
 
     def skip(self) -> str | None:

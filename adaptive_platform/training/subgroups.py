@@ -70,4 +70,6 @@ class Subgroups:
     def exchange(self, ranks: Sequence[int]) -> Exchange:
         """The same for an optimizer."""
         made = self.among(ranks)
-        return Exchange(made.rank, made.world_size, made.all_reduce, made.broadcast)
+        return Exchange(
+            made.rank, made.world_size, made.all_reduce, made.broadcast, made.all_gather
+        )

@@ -218,6 +218,21 @@ def test_a_resume_with_other_workers_takes_the_same_next_steps() -> None:
         assert_close(weights(expected), found)
 
 
+def test_rows_of_a_checkpoint_become_matrices_for_another_method() -> None:
+    model, optimizer = run(SP, 3, Exchange(), [[12]])
+    saved = copy.deepcopy(optimizer.state_dict())
+    other = wide_net()
+    other.load_state_dict(model.state_dict())
+    config = SP.model_copy(update={"inverse": "newton_schulz"})
+    resumed = config.build_for(other)
+    resumed.load_state_dict(saved)
+    for each, o in ((model, optimizer), (other, resumed)):
+        go_on(each, o, range(3, 6), Exchange(), [[12]])
+    assert not block_of(resumed, "head").inputs.rows
+    assert not block_of(resumed, "head").failures
+    assert_close(weights(model), weights(other))
+
+
 def test_a_batch_that_outgrows_its_rows_is_kept_as_a_matrix() -> None:
     """And one that shrinks as rows again; both are compared with the older ones."""
     model = wide_net()

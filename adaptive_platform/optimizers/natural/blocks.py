@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from adaptive_platform.optimizers.natural.collected import Collected
 from adaptive_platform.optimizers.natural.coverage import Layer
-from adaptive_platform.optimizers.natural.factor_forms import most_rows, widened
+from adaptive_platform.optimizers.natural.factor_forms import as_matrix, most_rows, widened
 from adaptive_platform.optimizers.natural.factors import (
     Taps,
     all_taps,
@@ -231,6 +231,17 @@ class KroneckerBlock:
         """Take them from a checkpoint."""
         self.taps = self._own_taps = taps
         self.inputs.side = self._columns(taps or self._all_taps)
+
+    def use_own_form(self) -> None:
+        """After loading: matrices where rows of an earlier setting are not wanted now."""
+        if self._keeps_rows:
+            return
+        for part in self.parts.values():
+            for name in ("value", "older"):
+                kept = getattr(part, name)
+                if kept is not None:
+                    setattr(part, name, as_matrix(kept))
+            part.rows = part.older_rows = 0
 
     def _cover(self, taps: Taps) -> None:
         self._grow(taps)

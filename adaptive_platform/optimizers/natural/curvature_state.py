@@ -70,6 +70,7 @@ def load_layers(
         for key, part in each.parts.items():
             _load_part(each, part, saved[each.name]["parts"][key], workers)
     for block in kronecker:
+        block.use_own_form()
         _load_inverses(block, saved[block.name], workers, method)
 
 

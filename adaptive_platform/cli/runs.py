@@ -1,40 +1,25 @@
-"""The command line: read words, call a function, print."""
+"""Commands about runs: train, sweep, report, replay, and what helps with them."""
 
 from __future__ import annotations
 
-import sys
 import time
-from enum import Enum
 from typing import Annotated
 
 import typer
 
+from adaptive_platform.cli.words import RecipeWords, split_words
 from adaptive_platform.errors import UserError
 
-__all__ = ["app", "main"]
+__all__ = ["commands"]
 
 _COMMAND_TIME = time.time()
 
-app = typer.Typer(
-    name="adaptive-platform",
-    help="Elastic, adaptive-batch training on Ray.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-
-_Words = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[RECIPE] [FIELD=VALUE]...",
-        help="A shipped recipe or a YAML file, then fields to change, such as workers=2.",
-    ),
-]
+commands = typer.Typer()
 
 
-@app.command()
+@commands.command()
 def train(
-    words: _Words = None,
+    words: RecipeWords = None,
     address: Annotated[
         str | None, typer.Option(help="Ray cluster to join, such as `auto`; a local Ray if absent.")
     ] = None,
@@ -58,7 +43,7 @@ def train(
     raise typer.Exit(result.exit_code)
 
 
-@app.command()
+@commands.command()
 def sweep(
     words: Annotated[
         list[str] | None,
@@ -98,7 +83,7 @@ def sweep(
     raise typer.Exit(result.exit_code)
 
 
-@app.command()
+@commands.command()
 def report(
     run_dirs: Annotated[list[str], typer.Argument(metavar="RUN_DIR...", help="Run directories.")],
     out: Annotated[str, typer.Option(help="File to write.")] = "",
@@ -127,7 +112,7 @@ def report(
     typer.echo(target)
 
 
-@app.command()
+@commands.command()
 def replay(
     run_dir: Annotated[str, typer.Argument(help="Run directory of a recorded run.")],
     controller: Annotated[str, typer.Option(help="Kind of the batch controller to try.")],
@@ -159,7 +144,7 @@ def replay(
         typer.echo(out)
 
 
-@app.command()
+@commands.command()
 def doctor(
     address: Annotated[
         str | None, typer.Option(help="Ray cluster to look at, such as `auto`.")
@@ -180,7 +165,7 @@ def doctor(
     raise typer.Exit(int(bad))
 
 
-@app.command()
+@commands.command()
 def dashboards(
     out: Annotated[str, typer.Argument(help="Folder to write to.")] = "dashboards",
 ) -> None:
@@ -199,7 +184,7 @@ def dashboards(
         typer.echo(str(path))
 
 
-@app.command()
+@commands.command()
 def recipes() -> None:
     """List the shipped recipes."""
     from adaptive_platform.recipe import published_recipes, shipped_recipes
@@ -221,166 +206,3 @@ def _list(found: dict[str, str]) -> None:
     width = max((len(name) for name in found), default=0)
     for name, description in found.items():
         typer.echo(f"{name:{width}}  {description}")
-
-
-class _Bench(str, Enum):
-    overhead = "overhead"
-    collectives = "collectives"
-    optimizers = "optimizers"
-    recipes = "recipes"
-
-
-@app.command()
-def bench(
-    name: Annotated[_Bench, typer.Argument(help="What to measure.")],
-    quick: Annotated[bool, typer.Option(help="End within a minute, with less certainty.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
-    out: Annotated[
-        str,
-        typer.Option(
-            help="collectives: file for the links that `reducer.links` reads. recipes: folder of "
-            "the results; finished runs in it are not made again."
-        ),
-    ] = "",
-    images: Annotated[
-        str,
-        typer.Option(help="recipes: folder with train.parquet and test.parquet, not digits."),
-    ] = "",
-    case: Annotated[
-        str, typer.Option(help="overhead: only this case, such as resnet18 or resnet18-memory.")
-    ] = "",
-) -> None:
-    """Measure ours against a baseline, in turn within one run."""
-    from rich.console import Console
-
-    from adaptive_platform.bench.collectives import collectives
-    from adaptive_platform.bench.optimizers import optimizers
-    from adaptive_platform.bench.overhead import overhead
-    from adaptive_platform.bench.recipes import recipes
-    from adaptive_platform.bench.rows import print_rows
-
-    if out and name not in (_Bench.collectives, _Bench.recipes):
-        raise UserError(f"--out = {out}: only `bench collectives` and `bench recipes` write there.")
-    if images and name is not _Bench.recipes:
-        raise UserError(f"--images = {images}: only `bench recipes` takes images.")
-    if case and name is not _Bench.overhead:
-        raise UserError(f"--case = {case}: only `bench overhead` has cases.")
-    notes: list[str] = []
-    if name is _Bench.overhead:
-        rows, notes = overhead(quick=quick, case=case)
-    elif name is _Bench.optimizers:
-        rows = optimizers(quick=quick)
-    elif name is _Bench.recipes:
-        rows = recipes(quick=quick, out=out, images=images)
-    else:
-        rows = collectives(quick=quick, out=out)
-    print_rows(rows, as_json=as_json, console=Console())
-    for note in notes:
-        print(note, file=sys.stderr)
-
-
-plan = typer.Typer(no_args_is_help=True, help="Say what will happen, before anything runs.")
-app.add_typer(plan, name="plan")
-
-
-@plan.command("schedule")
-def plan_schedule(
-    words: Annotated[
-        list[str] | None, typer.Argument(metavar="[RECIPE] [FIELD=VALUE]...", help="As for train.")
-    ] = None,
-    out: Annotated[str, typer.Option(help="Also draw it: a file that ends in .html or .png.")] = "",
-    samples: Annotated[
-        int, typer.Option(help="Training samples, which turn epochs into steps.")
-    ] = 50_000,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
-) -> None:
-    """Show learning rate, batch, momentum and weight decay over a recipe's run."""
-    from rich.console import Console
-
-    from adaptive_platform.bench.rate_plans import print_rate_plan, write_rate_plan
-    from adaptive_platform.recipe import load_recipe
-    from adaptive_platform.training.rate_plan import plan_rates
-
-    if samples < 1:
-        raise UserError(f"--samples = {samples}: must be at least 1.")
-    name, overrides = split_words(words or [])
-    recipe = load_recipe(name or "quickstart", overrides)
-    found = plan_rates(recipe, dataset_size=samples)
-    print_rate_plan(found, as_json=as_json, console=Console())
-    if out:
-        write_rate_plan(found, recipe.name, out)
-        typer.echo(out)
-
-
-@plan.command("collectives")
-def plan_collectives(
-    workers: Annotated[int, typer.Option(help="Number of workers.")],
-    mib: Annotated[float, typer.Option(help="Gradients of one worker, in MiB.")] = 97.5,
-    grid: Annotated[str, typer.Option(help="Rows x row length of the torus, such as 32x64.")] = "",
-    workers_per_node: Annotated[int, typer.Option(help="Workers that share a machine.")] = 1,
-    alpha: Annotated[float, typer.Option(help="Seconds a message takes however short.")] = 50e-6,
-    beta: Annotated[float, typer.Option(help="Seconds per byte between machines.")] = 0.8e-9,
-    local_alpha: Annotated[float, typer.Option(help="Like alpha, inside a machine.")] = 20e-6,
-    local_beta: Annotated[float, typer.Option(help="Like beta, inside a machine.")] = 0.2e-9,
-    links: Annotated[
-        str, typer.Option(help="File of `bench collectives --out`, in place of the four above.")
-    ] = "",
-    compute_seconds: Annotated[
-        float | None,
-        typer.Option(help="Forward and backward of a step: adds overlap and efficiency."),
-    ] = None,
-    bucket_mib: Annotated[float, typer.Option(help="Size of a bucket for the overlap.")] = 25.0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
-) -> None:
-    """Price every reduction plan for a cluster that need not exist."""
-    from rich.console import Console
-
-    from adaptive_platform.bench.plans import (
-        Step,
-        make_links,
-        price_plans,
-        print_plans,
-        read_grid,
-        read_links,
-    )
-
-    step = None
-    if compute_seconds is not None:
-        step = Step(compute_seconds=compute_seconds, bucket_bytes=bucket_mib * 2**20)
-    rows = price_plans(
-        workers,
-        read_links(links) if links else make_links(alpha, beta, local_alpha, local_beta),
-        mib * 2**20,
-        workers_per_node=workers_per_node,
-        grid=read_grid(grid) if grid else None,
-        step=step,
-    )
-    print_plans(rows, as_json=as_json, console=Console())
-
-
-def split_words(words: list[str]) -> tuple[str | None, list[str]]:
-    """Tell the recipe from the `field=value` words.
-
-    Raises:
-        UserError: A second word that is not an override.
-    """
-    if words and "=" not in words[0]:
-        recipe, rest = words[0], words[1:]
-    else:
-        recipe, rest = None, words
-    for word in rest:
-        if "=" not in word:
-            raise UserError(f"{word}: write overrides as field=value, such as workers=2.")
-    return recipe, list(rest)
-
-
-def main() -> None:
-    """Entry point: the user's mistakes are one message on stderr and exit code 2."""
-    try:
-        app()
-    except UserError as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        typer.echo("interrupted", err=True)
-        sys.exit(130)
