@@ -36,10 +36,12 @@ __all__ = ["RIDER_SLOTS", "Measured", "Step"]
     _BROKEN,
     _FATAL,
     _OUT_OF_MEMORY,
+    _CHANGE,
+    _DURABLE,
     _OWN_SQNORM,
     _PRESENT,
-) = range(13)
-RIDER_SLOTS = 13
+) = range(15)
+RIDER_SLOTS = 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,10 @@ class Measured:
     """Workers that met an error which ends the run."""
     out_of_memory: int
     """Workers whose memory did not hold a micro-batch; the step is then of no use."""
+    change_requests: int
+    """Workers that know that the membership is to change."""
+    durable_step: int
+    """Records of earlier steps are durable."""
     reduce_seconds: float
     """Time this worker waited for the reduction after its backward had ended."""
     statistics_seconds: float
@@ -104,6 +110,7 @@ class Step:
         self._buffers = buffers
         # Second-order optimizers also follow forward and backward passes.
         self._listener = optimizer if isinstance(optimizer, ListeningOptimizer) else None
+        self._in_hand = False
 
     def begin(
         self,
@@ -136,6 +143,7 @@ class Step:
         self._sums = torch.zeros(RIDER_SLOTS, dtype=torch.float32, device=device)
         self._layer_sums = torch.zeros_like(self._buckets.layer_rider)
         self._abandoned = False
+        self._in_hand = True
         self._samples = 0
         if self._listener is not None:
             self._listener.begin(global_batch, loss_scale)
@@ -193,13 +201,24 @@ class Step:
         self._abandoned = True
         self._buckets.abandon()
 
-    def gather(self, *, stop_requested: bool, broken: int, fatal: bool) -> Measured:
+    def gather(
+        self,
+        *,
+        stop_requested: bool,
+        broken: int,
+        fatal: bool,
+        change_requested: bool = False,
+        durable_step: int = 0,
+    ) -> Measured:
         """Reduce over all workers and read the sums. The step's only host synchronisation.
 
         Args:
             stop_requested: This worker was asked to stop after the step.
             broken: Samples of this worker's share that could not be read.
             fatal: This worker met an error that ends the run.
+            change_requested: This worker knows that the membership is to change.
+            durable_step: On the worker that keeps records: those of earlier steps are durable; 0 on
+                the others. Exact up to 2^24.
         """
         if self._done != self._expected and not self._abandoned:
             raise UserError(
@@ -210,6 +229,8 @@ class Step:
         self._sums[_BROKEN] = float(broken)
         self._sums[_FATAL] = float(fatal)
         self._sums[_OUT_OF_MEMORY] = float(self._abandoned)
+        self._sums[_CHANGE] = float(change_requested)
+        self._sums[_DURABLE] = float(durable_step)
         buckets = self._buckets
         self._sums[_SAMPLES] = float(self._samples)
         if self._alone and self._samples:
@@ -270,6 +291,8 @@ class Step:
             broken=round(sums[_BROKEN]),
             fatal=round(sums[_FATAL]),
             out_of_memory=round(sums[_OUT_OF_MEMORY]),
+            change_requests=round(sums[_CHANGE]),
+            durable_step=round(sums[_DURABLE]),
             reduce_seconds=waited,
             statistics_seconds=self._buckets.statistics_seconds,
         )
@@ -333,6 +356,7 @@ class Step:
         self._optimizer.step()
         self._buckets.commit()
         self._buckets.release()
+        self._in_hand = False
 
     def skip(self) -> str | None:
         """Drop the step: weights and optimizer were not touched, buffers go back.
@@ -350,3 +374,9 @@ class Step:
             self._listener.discard()
         self._buffers.put_back()
         self._buckets.release()
+        self._in_hand = False
+
+    def give_up(self) -> None:
+        """Undo the step in hand, where there is one: the workers it was shared with are gone."""
+        if self._in_hand:
+            self.undo()
