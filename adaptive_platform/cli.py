@@ -217,6 +217,7 @@ class _Bench(str, Enum):
     overhead = "overhead"
     collectives = "collectives"
     optimizers = "optimizers"
+    chaos = "chaos"
 
 
 @app.command()
@@ -228,7 +229,11 @@ def bench(
         str, typer.Option(help="collectives: file for the links that `reducer.links` reads.")
     ] = "",
     case: Annotated[
-        str, typer.Option(help="overhead: only this case, such as resnet18 or resnet18-memory.")
+        str,
+        typer.Option(
+            help="overhead: only this case, such as resnet18 or resnet18-memory; chaos: only "
+            "scenarios with this in their name."
+        ),
     ] = "",
 ) -> None:
     """Measure ours against a baseline, in turn within one run."""
@@ -241,11 +246,15 @@ def bench(
 
     if out and name is not _Bench.collectives:
         raise UserError(f"--out = {out}: only `bench collectives` writes a file.")
-    if case and name is not _Bench.overhead:
-        raise UserError(f"--case = {case}: only `bench overhead` has cases.")
+    if case and name not in (_Bench.overhead, _Bench.chaos):
+        raise UserError(f"--case = {case}: only `bench overhead` and `bench chaos` have cases.")
     notes: list[str] = []
     if name is _Bench.overhead:
         rows, notes = overhead(quick=quick, case=case)
+    elif name is _Bench.chaos:
+        from adaptive_platform.bench.chaos import chaos
+
+        rows = chaos(quick=quick, case=case, say=notes.append)
     elif name is _Bench.optimizers:
         rows = optimizers(quick=quick)
     else:
