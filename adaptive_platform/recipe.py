@@ -31,6 +31,7 @@ from adaptive_platform.sync import AnySync, EveryStepConfig
 from adaptive_platform.sync.local_sgd import LocalSgdConfig
 
 __all__ = [
+    "MembershipConfig",
     "Recipe",
     "ReportConfig",
     "StopConfig",
@@ -75,6 +76,15 @@ class StopConfig(Settings):
             return Duration(float(self.steps), Unit.STEPS)
         assert self.epochs is not None
         return Duration(self.epochs, Unit.EPOCHS)
+
+
+class MembershipConfig(Settings):
+    """What happens when workers are lost, come or leave while a run is under way."""
+
+    live: bool = True
+    """Those that are left go on at once, and replacements join them, where every worker has the
+    whole state: not with second-order optimizers, copies that differ between syncs, or batch
+    normalization over several workers. Off: every change starts all workers again."""
 
 
 class ReportConfig(Settings):
@@ -156,11 +166,14 @@ class Recipe(Settings):
     clip_norm: Annotated[float, Field(gt=0)] | None = None
     """Gradients with a larger norm are scaled down to it, before `vr` reduces them."""
     max_failures: Annotated[int, Field(ge=0)] = 3
-    """Worker losses after which the run gives up; it goes on from the newest checkpoint before."""
+    """Worker losses without a committed step in between after which the run gives up; also how
+    often all workers are started again from the newest checkpoint, where none could go on."""
     reducer: AnyReducer = AutoConfig()
     """How gradients are summed over workers."""
     sync: AnySync = EveryStepConfig()
     """How the workers' copies of the model are kept together."""
+    membership: MembershipConfig = MembershipConfig()
+    """What happens when workers are lost, come or leave."""
     precision: PrecisionConfig = PrecisionConfig()
     """Number formats."""
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -184,6 +197,21 @@ class Recipe(Settings):
         for problem in _clashes(self):
             raise ValueError(problem)
         return self
+
+    @property
+    def is_live(self) -> bool:
+        """Survivors go on without a restart: wanted, and every worker has all of the run's state.
+
+        Second-order optimizers share out their factors, and a lost worker takes some with it; so
+        it is with copies that differ and with gradients that wait to be sent. Layers that normalize
+        over workers are made for their number.
+        """
+        shared_out = (
+            self.optimizer.needs_model
+            or self.sync.lets_copies_differ
+            or self.reducer.sparse is not None
+        )
+        return self.membership.live and not shared_out and not self.model.normalization.together
 
     def to_yaml(self) -> str:
         """The recipe as YAML that `load_recipe` reads back to an equal recipe."""

@@ -64,6 +64,7 @@ def photograph(url: str, target: Path, profile: str, height: int = 1000) -> None
 
 def main() -> None:
     """Start, run, photograph, end."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the cluster is ended as well
     out = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "docs")
     out.mkdir(parents=True, exist_ok=True)
     port, board = free_port(), free_port()
@@ -96,8 +97,8 @@ def main() -> None:
             for line in job.stdout:
                 if "step " in line and "loss" in line:
                     break
-            for name, path in (("jobs", "jobs"), ("train", "train"), ("metrics", "metrics")):
-                photograph(f"{address}/#/{path}", out / f"ray-{name}.png", f"{work}/profile")
+            for name in ("jobs", "actors"):
+                photograph(f"{address}/#/{name}", out / f"ray-{name}.png", f"{work}/profile")
             subprocess.run(
                 [*RAY, "job", "stop", "quickstart", f"--address={address}"],
                 env=environment, check=True, capture_output=True,

@@ -14,7 +14,7 @@ from typing import Any
 from ray.train.backend import Backend, BackendConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-__all__ = ["AdaptiveBackendConfig", "LeanTrainer", "stop_signalled"]
+__all__ = ["AdaptiveBackendConfig", "LeanTrainer", "prepare_worker", "stop_signalled"]
 
 _stop = threading.Event()
 
@@ -28,7 +28,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     _stop.set()
 
 
-def _prepare_worker() -> None:
+def prepare_worker() -> None:
     """Runs on the worker's main thread; training itself runs on another one, which can't do this.
 
     A preempted node sends SIGTERM: all workers then finish the step, save and leave together.
@@ -47,7 +47,7 @@ class _AdaptiveBackend(Backend):
     share_cuda_visible_devices = True
 
     def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
-        worker_group.execute(_prepare_worker)
+        worker_group.execute(prepare_worker)
 
 
 class AdaptiveBackendConfig(BackendConfig):
@@ -62,9 +62,22 @@ class AdaptiveBackendConfig(BackendConfig):
 class LeanTrainer(DataParallelTrainer):
     """Ray Train without the actor that shards Ray Data sets, of which we pass none.
 
-    It is a process that starts while the workers import torch, for one to two seconds of start-up
-    on a small machine. Should Ray rename the callback, it comes back and nothing else changes.
+    With a mailbox, lost workers are the business of those that are left; see `failure.py`.
+
+    That actor is a process that starts while the workers import torch, for one to two seconds of
+    start-up on a small machine. Should Ray rename the callback, it comes back and nothing else
+    changes.
     """
+
+    mailbox: Any = None
+
+    def _initialize_and_run_controller(self, **kwargs: Any) -> Any:
+        if self.mailbox is not None:
+            from adaptive_platform.cluster.failure import LiveFailurePolicy
+
+            config = self.run_config.failure_config
+            kwargs["failure_policy"] = LiveFailurePolicy(config, self.mailbox)
+        return super()._initialize_and_run_controller(**kwargs)
 
     def _create_default_callbacks(self) -> list[Any]:
         callbacks = super()._create_default_callbacks()

@@ -18,7 +18,13 @@ from rich.console import Console
 from adaptive_platform.cluster.directory import RunDirectory
 from adaptive_platform.cluster.mailbox import Message, open_mailbox
 from adaptive_platform.cluster.monitor import Monitor
-from adaptive_platform.cluster.ray_session import is_local, ray_session, resources_for
+from adaptive_platform.cluster.ray_session import (
+    is_local,
+    ray_session,
+    resources_for,
+    workers_wanted,
+)
+from adaptive_platform.cluster.recruits import Recruiter
 from adaptive_platform.cluster.worker import Job
 from adaptive_platform.errors import UserError
 from adaptive_platform.recipe import Recipe
@@ -50,7 +56,8 @@ def launch(
         console: Where people read; None for silence.
         command_time: When the user's command began, in seconds since 1970, for the start-up
             account; now where None.
-        watch: Sees the messages of the workers a few times a second; the workers save and leave
+        watch: Sees the messages of the workers a few times a second, and as `members` their
+            processes and nodes by rank where membership is live; the workers save and leave
             once it has returned True.
         sweep: Name of the sweep that the run is a trial of, for its metrics.
         **brought: The user's own `model`, `train_data`, `eval_data`, `classes`, `loss`, as in
@@ -73,9 +80,14 @@ def launch(
     with directory.cleared_if_unused(), ray_session(recipe) as session:
         monitor.mark("ray", time.time())
         scaling = resources_for(recipe, session)
+        _, high = workers_wanted(recipe, session.resources)
         write_environment(directory.path, describe_environment(session.resources))
         run = recipe.name if sweep else directory.path.rstrip("/").rsplit("/", 1)[-1]
-        mailbox = open_mailbox({"run": run, "recipe": recipe.name, "sweep": sweep})
+        mailbox = open_mailbox(
+            {"run": run, "recipe": recipe.name, "sweep": sweep},
+            max_workers=high,
+            max_losses=recipe.max_failures,
+        )
         job = Job(
             recipe=recipe,
             run_dir=directory.path,
@@ -85,7 +97,7 @@ def launch(
         )
         try:
             with _signals() as asked:
-                error = _run_trainer(job, scaling, monitor, asked, watch)
+                error = _run_trainer(job, scaling, monitor, asked, watch, high)
         finally:
             if monitor.any_step:
                 directory.keep()
@@ -118,6 +130,7 @@ def _run_trainer(
     monitor: Monitor,
     asked: _Asked,
     watch: Callable[[list[Message]], bool] | None,
+    most: int,
 ) -> BaseException | None:
     """Fit on a thread of its own, so that this one can show progress and take signals."""
     from ray import cloudpickle
@@ -126,11 +139,12 @@ def _run_trainer(
     from adaptive_platform.cluster.backend import AdaptiveBackendConfig, LeanTrainer
     from adaptive_platform.cluster.entry import run_job
 
+    packed = cloudpickle.dumps(job)
     separator = "" if job.run_dir.endswith("/") else "/"
     trainer = LeanTrainer(
         run_job,
         # As bytes: Ray's controller unpickles this too, and would import torch for it.
-        train_loop_config={"job": cloudpickle.dumps(job)},
+        train_loop_config={"job": packed},
         backend_config=AdaptiveBackendConfig(),
         scaling_config=scaling,
         run_config=RunConfig(
@@ -140,6 +154,11 @@ def _run_trainer(
             failure_config=FailureConfig(max_failures=job.recipe.max_failures),
         ),
     )
+    recruiter = None
+    if job.recipe.is_live:
+        trainer.mailbox = job.mailbox
+        resources = scaling.resources_per_worker
+        recruiter = Recruiter(job.mailbox, packed, most, resources, monitor.say)
     trackers = Trackers(job.recipe.report.trackers, job.run_dir, job.recipe.model_dump(mode="json"))
     failure: list[BaseException] = []
 
@@ -164,12 +183,19 @@ def _run_trainer(
     while thread.is_alive():
         thread.join(_POLL_SECONDS)
         take()
+        if recruiter is not None and not asked.exit_code:
+            status = recruiter.look()
+            if status is not None and watch is not None:
+                members = {"pids": status.pids, "nodes": status.nodes}
+                watch([("members", members, 0.0)])
         if asked.exit_code and not passed_on:
             passed_on = True
             job.mailbox.ask_to_stop.remote()
             monitor.say(
                 "stopping: the workers finish the step in hand and save; Ctrl-C again leaves now"
             )
+    if recruiter is not None:
+        recruiter.close()
     take()
     trackers.close()
     return failure[0] if failure else None

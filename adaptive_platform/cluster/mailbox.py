@@ -1,4 +1,4 @@
-"""The one channel between a running job and its driver: records one way, a wish to stop the other.
+"""The one channel between a running job and its driver: records one way, wishes the other.
 
 `ray.train.report` is a barrier over all workers that its controller polls, so nothing that
 happens per step may go through it. Rank 0 posts to this actor a few times a second instead.
@@ -7,10 +7,18 @@ happens per step may go through it. Rank 0 posts to this actor a few times a sec
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
 import ray
+
+from adaptive_platform.cluster.membership import (
+    Assignment,
+    Member,
+    MembershipDesk,
+    MembershipStatus,
+)
 
 __all__ = ["Mailbox", "MailboxClient", "Message", "open_mailbox"]
 
@@ -23,59 +31,108 @@ _POST_SECONDS = 0.25
 
 
 class Mailbox:
-    """Actor that holds messages until the driver collects them, and exports metrics of them.
+    """Actor that holds messages until the driver collects them, and the list of workers.
 
     Args:
         labels: Of the run's metrics; none are exported where None.
+        max_workers: Most workers of the run.
+        max_losses: Workers that may be lost without a committed step in between.
     """
 
-    def __init__(self, labels: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, labels: dict[str, str] | None = None, max_workers: int = 1, max_losses: int = 0
+    ) -> None:
         from adaptive_platform.cluster.exporter import Exporter
 
         self._exporter = Exporter(labels) if labels is not None else None
         self._messages: list[Message] = []
         self._stop = False
         self._final: dict[str, Any] | None = None
+        self._desk = MembershipDesk(max_workers, max_losses)
 
-    def end(self, failure: dict[str, Any]) -> None:
+    async def end(self, failure: dict[str, Any]) -> None:
         """An error that another attempt can't mend; the first one counts."""
         if self._final is None:
             self._final = failure
             self._messages.append(("failed", failure, 0.0))
+            self._desk.end()
 
-    def final(self) -> dict[str, Any] | None:
+    async def final(self) -> dict[str, Any] | None:
         """The error that ended the run, for workers that Ray started again in vain."""
         return self._final
 
-    def post(self, messages: list[Message]) -> bool:
-        """Add messages; returns True when the run was asked to stop."""
+    async def post(self, messages: list[Message]) -> tuple[bool, bool]:
+        """Add messages.
+
+        Returns:
+            Whether the run was asked to stop, and whether its workers are to change.
+        """
         if self._exporter is not None:
             self._exporter.take(messages)
         self._messages += [message for message in messages if message[0] != "pace"]
-        return self._stop
+        for kind, fields, _ in messages:
+            if kind == "step" and not fields["skipped"]:
+                self._desk.roster.commit(fields["step"])
+        return self._stop, self._desk.roster.change_wanted
 
-    def collect(self) -> list[Message]:
+    async def collect(self) -> list[Message]:
         """Take all messages out."""
         if self._exporter is not None:
             self._exporter.again()
         taken, self._messages = self._messages, []
         return taken
 
-    def ask_to_stop(self) -> None:
+    async def ask_to_stop(self) -> None:
         """Let the next `post` say that the run should stop."""
         self._stop = True
 
+    # --- live membership; see `MembershipDesk` -------------------------------------------------
 
-def open_mailbox(labels: dict[str, str] | None = None) -> Any:
+    async def enroll(self, attempt: str, rank: int, world_size: int, member: Member) -> None:
+        """See `MembershipDesk.enroll`."""
+        self._desk.enroll(attempt, rank, world_size, member)
+
+    async def next(self, attempt: str, member: Member, join: bool) -> Assignment:
+        """See `MembershipDesk.next`."""
+        return await self._desk.next(attempt, member, join=join)
+
+    async def lose(self, attempt: str, name: str, why: str) -> None:
+        """See `MembershipDesk.lose`."""
+        self._desk.lose(attempt, name, why)
+
+    async def finish(self, attempt: str, name: str) -> None:
+        """See `MembershipDesk.finish`."""
+        self._desk.finish(attempt, name)
+
+    async def verdict(self) -> str:
+        """See `MembershipDesk.verdict`."""
+        return await self._desk.verdict()
+
+    async def status(self) -> MembershipStatus:
+        """See `MembershipDesk.status`."""
+        return self._desk.status()
+
+    async def drain(self, nodes: set[str]) -> None:
+        """See `MembershipDesk.drain`."""
+        self._desk.drain(nodes)
+
+
+def open_mailbox(
+    labels: dict[str, str] | None = None, *, max_workers: int = 1, max_losses: int = 0
+) -> Any:
     """Start a mailbox next to the driver; its handle can be sent to workers.
 
     Args:
         labels: Of the run's metrics, as in `report.metrics.LABELS`; none are exported where None.
+        max_workers: Most workers of the run.
+        max_losses: Workers that may be lost without a committed step in between.
     """
     here = ray.get_runtime_context().get_node_id()
     strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
-    actor = ray.remote(num_cpus=0, max_concurrency=1)(Mailbox)
-    return actor.options(scheduling_strategy=strategy).remote(labels)
+    # Each worker that waits for the next list holds one call open.
+    actor = ray.remote(num_cpus=0, max_concurrency=10_000)(Mailbox)
+    options = actor.options(scheduling_strategy=strategy)
+    return options.remote(labels, max_workers, max_losses)
 
 
 class MailboxClient:
@@ -93,13 +150,19 @@ class MailboxClient:
         self._skipped = 0
         self._answer: Any = None
         self._posted_at = 0.0
-        self._stop = False
+        self._stop = self._change = False
 
     @property
     def stop_requested(self) -> bool:
         """True once an answer said that the driver wants the run to stop."""
         self._read_answer()
         return self._stop
+
+    @property
+    def change_wanted(self) -> bool:
+        """True where the last answer said that workers are to join or leave."""
+        self._read_answer()
+        return self._change
 
     def send(self, kind: str, record: Any, fraction_done: float) -> None:
         """Queue a record (a dataclass or a dictionary) and post when it is time."""
@@ -138,8 +201,7 @@ class MailboxClient:
         ready, _ = ray.wait([self._answer], timeout=timeout_seconds)
         if not ready:
             return
-        try:
-            self._stop = self._stop or bool(ray.get(self._answer))
-        except ray.exceptions.RayError:
-            self._stop = self._stop or False
+        with suppress(ray.exceptions.RayError):
+            stop, self._change = ray.get(self._answer)
+            self._stop = self._stop or stop
         self._answer = None

@@ -119,7 +119,7 @@ class Monitor:
         ending = dict(self._ending)
         status = ending.pop("status", "failed")
         message, code = ending.pop("message", ""), ending.pop("exit_code", 0)
-        if error is not None and (status != "failed" or not message):
+        if error is not None and status == "failed" and not message:
             status, message, code = "failed", cause_of(error), 1
         elif status == "interrupted":
             code = signal_exit_code or 143

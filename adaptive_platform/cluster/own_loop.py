@@ -64,10 +64,10 @@ class Run(TrainingRun):
         resolved = resolve_recipe(recipe, list(overrides))
         if data is not None and not isinstance(data, DataSource):
             resolved = with_own_data(resolved)
-        membership = meet(resolved.reducer.timeout_seconds)
+        membership, _ = meet(resolved.reducer.timeout_seconds)
         run_dir = resolved.resume or resolved.out
         keeps = membership.rank == 0 and run_dir is not None
-        self._recorder = Recorder(None, resolved.report.flush_seconds)
+        self._recorder = Recorder(None, resolved.report.flush_seconds, first=membership.rank == 0)
         super().__init__(
             resolved,
             model,

@@ -18,6 +18,7 @@ __all__ = ["RaySession", "is_local", "probe", "ray_session", "resources_for", "w
 
 _OBJECT_STORE_BYTES = 256 * 2**20
 _PROBE_SECONDS = 5.0
+_NEVER_SECONDS = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,9 @@ def ray_session(recipe: Recipe) -> Iterator[RaySession]:
         return
     # Ray Train polls its workers this often: half a second bounds the wait at the end of a run.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
+    if recipe.is_live:
+        # Ray Train would start all workers again when a node drains; here its workers leave.
+        os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     address, local = _address(recipe), is_local(recipe)
     settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if local:
@@ -120,7 +124,13 @@ def resources_for(recipe: Recipe, session: RaySession) -> Any:
                 f"workers = {low}: they need {low} {resource}, the cluster has {have:g}. Ask for "
                 "fewer workers or add nodes."
             )
+    if low != high and recipe.is_live:
+        # The number follows the cluster without Ray Train, which would start all workers again.
+        limits = {"elastic_resize_monitor_interval_s": _NEVER_SECONDS}
+    else:
+        limits = {}
     return ScalingConfig(
+        **limits,
         num_workers=low if low == high else (low, high),
         use_gpu=use_gpu,
         resources_per_worker={"CPU": 1, "GPU": 1} if use_gpu else {"CPU": 1},

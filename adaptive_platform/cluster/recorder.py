@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -13,23 +14,36 @@ from adaptive_platform.cluster.backend import stop_signalled
 from adaptive_platform.cluster.mailbox import MailboxClient
 from adaptive_platform.report.journal import Journal, JournalError
 from adaptive_platform.report.records import DecisionRecord, EvalRecord, EventRecord, StepRecord
+from adaptive_platform.training.held_records import Record
 
 __all__ = ["Recorder"]
 
 
 class Recorder:
-    """Watches one worker's run. Only rank 0 is given a mailbox and opens a journal.
+    """Watches one worker's run. Only the first worker talks to the driver and keeps a journal.
 
     Events that come before `open` wait for the journal, which can be opened only once it is known
     from which step the run goes on. The journal is written on a thread of its own.
 
     Args:
-        mailbox: The driver; None on other ranks and where there is no driver to talk to.
+        mailbox: The driver; None where there is none to talk to, and on workers that never lead.
         flush_seconds: Records are written at least this often.
+        open_journal: The journal from a step on, for a worker that becomes the first.
+        first: This worker is the first one to begin with.
     """
 
-    def __init__(self, mailbox: MailboxClient | None, flush_seconds: float) -> None:
+    def __init__(
+        self,
+        mailbox: MailboxClient | None,
+        flush_seconds: float,
+        *,
+        open_journal: Callable[[int], Journal] | None = None,
+        first: bool = True,
+    ) -> None:
         self._journal: Journal | None = None
+        self._open_journal = open_journal
+        self._first = first
+        self._told_step = self._durable_step = 0
         self._early: list[EventRecord] = []
         self._mailbox = mailbox
         self._flush_seconds = flush_seconds
@@ -50,6 +64,36 @@ class Recorder:
         for part in journal.damaged:
             self.note(f"records in {part} were damaged and are set aside")
 
+    def lead(self, records: Sequence[Record], step: int) -> None:
+        """See `Observer.lead`."""
+        self.be_first()
+        if self._open_journal is None:
+            return
+        # What the last first worker wrote of the same steps goes, and is written again.
+        oldest = min((record.step for record in records), default=step + 1)
+        journal = self._open_journal(min(oldest - 1, step))
+        for record in records:
+            if isinstance(record, StepRecord):
+                journal.step(record)
+            elif isinstance(record, DecisionRecord):
+                journal.decision(record)
+            else:
+                journal.evaluation(record)
+        self.open(journal)
+
+    def be_first(self) -> None:
+        """This worker talks to the driver from now on; its journal is opened by the caller."""
+        self._first = True
+
+    def follow(self) -> None:
+        """Another worker is the first one from now on; what was not written is its to write."""
+        self._first = False
+        self._journal = None
+
+    def durable_step(self) -> int:
+        """See `Observer.durable_step`."""
+        return self._durable_step if self._journal is not None else self._told_step
+
     def note(self, text: str) -> None:
         """An event outside of any step."""
         self.event(EventRecord(time=time.time(), step=0, kind="note", text=text))
@@ -57,6 +101,7 @@ class Recorder:
     def step(self, record: StepRecord, fraction_done: float) -> None:
         """See `Observer.step`."""
         self._fraction = fraction_done
+        self._told_step = record.step
         self._early = []  # Without a journal by now there will be none.
         if self._journal is not None:
             self._journal.step(record)
@@ -101,12 +146,16 @@ class Recorder:
         return (
             self._asked
             or stop_signalled()
-            or (self._mailbox is not None and self._mailbox.stop_requested)
+            or (self._first and self._mailbox is not None and self._mailbox.stop_requested)
         )
 
+    def change_wanted(self) -> bool:
+        """True on the first worker while the driver's list of workers is about to change."""
+        return self._first and self._mailbox is not None and self._mailbox.change_wanted
+
     def send(self, kind: str, record: Any) -> None:
-        """Post to the driver, where there is one."""
-        if self._mailbox is not None:
+        """Post to the driver, where there is one and this worker is the first."""
+        if self._first and self._mailbox is not None:
             self._mailbox.send(kind, record, self._fraction)
 
     def flush(self) -> None:
@@ -126,10 +175,11 @@ class Recorder:
             self._write()
 
     def _write(self) -> None:
-        journal = self._journal
+        journal, step = self._journal, self._told_step
         with self._one_at_a_time:
             if journal is not None:
                 journal.flush()
+                self._durable_step = step
 
     def close(self) -> None:
         """Write and post everything."""
@@ -142,7 +192,7 @@ class Recorder:
             self._tell_of(self._writing)
             self._journal = self._writing = None
         self._writer.shutdown()
-        if self._mailbox is not None:
+        if self._first and self._mailbox is not None:
             self._mailbox.flush()
 
     def _tell_of(self, writing: Future[None]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import pickle
 import socket
+import uuid
 
 import ray
 import torch
@@ -15,13 +16,16 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from adaptive_platform.collectives import Membership
 from adaptive_platform.errors import RunFailedError
 
-__all__ = ["alone", "device_of_worker", "meet", "vote"]
+__all__ = ["alone", "connect_store", "device_of_worker", "meet", "serve_store", "vote"]
 
 
-def meet(timeout_seconds: float) -> Membership:
+def meet(timeout_seconds: float) -> tuple[Membership, str]:
     """Join the other workers of this Ray Train worker group.
 
     Outside Ray Train, an initialized `torch.distributed` serves, and without it one is alone.
+
+    Returns:
+        The workers, and a name for this attempt that is the same on all of them.
 
     Raises:
         RunFailedError: The others did not come within the timeout.
@@ -30,16 +34,17 @@ def meet(timeout_seconds: float) -> Membership:
         context = ray.train.get_context()
         rank, world_size = context.get_world_rank(), context.get_world_size()
     except RuntimeError:
-        return _from_torch()
+        return _from_torch(), ""
     host = ray.util.get_node_ip_address()
     store, port = None, 0
     if rank == 0:
-        store = _serve(host, timeout_seconds)
+        store = serve_store(host, timeout_seconds)
         port = store.port
-    host, port = broadcast_from_rank_zero((host, port))
+    host, port, attempt = broadcast_from_rank_zero((host, port, uuid.uuid4().hex[:8]))
     if store is None:
-        store = TCPStore(host, port, is_master=False, timeout=_delta(timeout_seconds))
-    return _membership(store, rank, world_size, ray.get_runtime_context().get_node_id())
+        store = connect_store(host, port, timeout_seconds)
+    node = ray.get_runtime_context().get_node_id()
+    return _membership(store, rank, world_size, node), attempt
 
 
 def vote(membership: Membership, error: Exception | None) -> None:
@@ -86,10 +91,16 @@ def _membership(store: Store, rank: int, world_size: int, node: str) -> Membersh
     )
 
 
-def _serve(host: str, timeout_seconds: float) -> TCPStore:
+def serve_store(host: str, timeout_seconds: float) -> TCPStore:
+    """A store in this process, at any free port of `host`."""
     return TCPStore(
         host, 0, is_master=True, wait_for_workers=False, timeout=_delta(timeout_seconds)
     )
+
+
+def connect_store(host: str, port: int, timeout_seconds: float) -> TCPStore:
+    """A client of the store that another worker serves."""
+    return TCPStore(host, port, is_master=False, timeout=_delta(timeout_seconds))
 
 
 def _delta(seconds: float) -> datetime.timedelta:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +14,10 @@ import torch
 from torch import nn
 
 from adaptive_platform.checkpoints.store import CheckpointStore
+from adaptive_platform.cluster.link import MembershipLink
 from adaptive_platform.cluster.mailbox import MailboxClient
 from adaptive_platform.cluster.recorder import Recorder
-from adaptive_platform.cluster.rendezvous import device_of_worker, meet, vote
+from adaptive_platform.cluster.rendezvous import alone, device_of_worker, meet, vote
 from adaptive_platform.collectives import CollectiveError, Membership
 from adaptive_platform.data import DataSource, wrap_dataset
 from adaptive_platform.errors import RunFailedError, UserError
@@ -25,7 +27,17 @@ from adaptive_platform.recipe import Recipe
 from adaptive_platform.report.journal import Journal
 from adaptive_platform.training.run import TrainingRun
 
-__all__ = ["Job", "train_worker"]
+__all__ = ["Job", "Recruitment", "train_worker"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recruitment:
+    """What a worker that joins later is told besides the job."""
+
+    attempt: str
+    """The attempt of Ray Train that it belongs to."""
+    name: str
+    """Its own, unique within the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,57 +58,138 @@ class Job:
     """The user's own losses per sample; None for the recipe's."""
 
 
-def train_worker(job: Job, entered: float) -> None:
-    """Train to the end, or until asked to stop. Errors that are the user's end the run at once.
+def train_worker(job: Job, entered: float, recruited: Recruitment | None = None) -> None:
+    """Train to the end, or until asked to stop or to leave. The user's errors end the run at once.
 
-    Anything else is raised: Ray Train then starts the workers again, up to `max_failures` times,
-    and they go on from the newest checkpoint.
+    A lost peer costs the step in hand where the others can go on (`MembershipLink`). Otherwise the
+    error is raised: Ray Train then starts the workers again, up to `max_failures` times, and they
+    go on from the newest checkpoint.
 
     Args:
         job: What to do.
         entered: When this worker was reached, in seconds since 1970.
+        recruited: For a worker that joins a run under way; None for those that Ray Train started.
     """
     final = ray.get(job.mailbox.final.remote())
     if final is not None:
         return  # Ray tried again after an error that stays; the driver knows it already.
-    membership = meet(job.recipe.reducer.timeout_seconds)
-    first = membership.rank == 0
+    device = device_of_worker()
+    if device.type == "cpu":
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    recipe = job.recipe
     recorder = Recorder(
-        MailboxClient(job.mailbox) if first else None, job.recipe.report.flush_seconds
+        MailboxClient(job.mailbox),
+        recipe.report.flush_seconds,
+        open_journal=lambda step: Journal(job.run_dir, resume_step=step),
+        first=False,
     )
+    if recruited is None:
+        _start(job, entered, device, recorder)
+    else:
+        _join(job, recruited, device, recorder)
+
+
+def _start(job: Job, entered: float, device: torch.device, recorder: Recorder) -> None:
+    """A worker that Ray Train started, together with all others."""
+    recipe = job.recipe
+    membership, attempt = meet(recipe.reducer.timeout_seconds)
+    link = None
+    if recipe.is_live:
+        link = _link(job, attempt, f"{attempt}/{membership.rank}", recorder)
+        link.enroll(membership.rank, membership.world_size)
+    if membership.rank == 0:
+        recorder.be_first()
     recorder.send("started", {"workers": entered, "met": time.time()})
+
+    def build() -> TrainingRun:
+        run = build_run(job, membership, recorder, device, link)
+        recorder.send("started", {"built": time.time()})
+        if run.is_first:
+            recorder.open(Journal(job.run_dir, resume_step=run.progress.step))
+        return run
+
+    _train(job, build, recorder, link, single=membership.world_size == 1, recruited=False)
+
+
+def _join(job: Job, recruited: Recruitment, device: torch.device, recorder: Recorder) -> None:
+    """A worker that takes a place in a run under way; it prepares itself before others wait."""
+    source = _open(job)
+    model = _make_model(job, source).to(device)
+    link = _link(job, recruited.attempt, recruited.name, recorder, joining=True)
+
+    def build() -> TrainingRun:
+        return _training_run(job, model, source, alone(), recorder, link, joining=True)
+
+    _train(job, build, recorder, link, single=False, recruited=True)
+
+
+def _link(
+    job: Job, attempt: str, name: str, recorder: Recorder, *, joining: bool = False
+) -> MembershipLink:
+    return MembershipLink(
+        job.mailbox,
+        attempt,
+        name,
+        timeout_seconds=job.recipe.reducer.timeout_seconds,
+        change_wanted=recorder.change_wanted,
+        joining=joining,
+    )
+
+
+def _train(
+    job: Job,
+    build: Callable[[], TrainingRun],
+    recorder: Recorder,
+    link: MembershipLink | None,
+    *,
+    single: bool,
+    recruited: bool,
+) -> None:
     run: TrainingRun | None = None
     try:
-        run = build_run(job, membership, recorder)
-        recorder.send("started", {"built": time.time()})
-        if first:
-            recorder.open(Journal(job.run_dir, resume_step=run.progress.step))
+        run = build()
         _loop(run, job)
         run.close()
-        recorder.send("ended", ending(run))
-    except CollectiveError:
-        raise  # A peer is gone; a new attempt without it can go on.
+        if run.is_first and not run.left:
+            recorder.send("ended", ending(run))
+        recorder.close()
+        if link is not None and not run.left:
+            link.finish()
+        elif link is not None and not recruited:
+            link.wait_for_end()  # Ray Train takes a group whose workers have returned for done.
+    except CollectiveError as error:
+        if link is not None:
+            link.lose(str(error))
+        raise  # Peers are gone; a new attempt without them can go on.
     except (UserError, RunFailedError) as error:
         code = 2 if isinstance(error, UserError) else 1
         ray.get(job.mailbox.end.remote({"message": str(error), "exit_code": code}))
-        if membership.world_size > 1 and not getattr(error, "agreed", False):
+        if not single and not getattr(error, "agreed", False):
             raise  # The others do not know; they must not wait for the time limit.
+    except Exception as error:
+        if link is not None and link.lose(f"{type(error).__name__}: {error}"):
+            traceback.print_exc()
+            # The others go on. The process ends, so that its place is free for another one.
+            os._exit(1)
+        raise
     finally:
         if run is not None:
             run.close()
         recorder.close()
 
 
-def build_run(job: Job, membership: Membership, recorder: Recorder) -> TrainingRun:
+def build_run(
+    job: Job,
+    membership: Membership,
+    recorder: Recorder,
+    device: torch.device,
+    link: MembershipLink | None,
+) -> TrainingRun:
     """The run of one worker, from the recipe and what the user brought along.
 
     Raises:
         UserError: Data, model or checkpoint can't be used; on every worker alike.
     """
-    recipe = job.recipe
-    device = device_of_worker()
-    if device.type == "cpu":
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     source, model, error = None, None, None
     try:
         source = _open(job)
@@ -112,16 +205,31 @@ def build_run(job: Job, membership: Membership, recorder: Recorder) -> TrainingR
     assert model is not None
     for note in source.notes if membership.rank == 0 else ():
         recorder.note(note)
+    return _training_run(job, model.to(device), source, membership, recorder, link, joining=False)
+
+
+def _training_run(
+    job: Job,
+    model: nn.Module,
+    source: DataSource,
+    membership: Membership,
+    recorder: Recorder,
+    link: MembershipLink | None,
+    *,
+    joining: bool,
+) -> TrainingRun:
     return TrainingRun(
-        recipe,
-        model.to(device),
+        job.recipe,
+        model,
         source,
-        recipe.data,
+        job.recipe.data,
         membership,
         loss=job.loss,
-        store=CheckpointStore(job.run_dir) if membership.rank == 0 else None,
+        store=CheckpointStore(job.run_dir),
         observer=recorder,
         must_resume=job.must_resume,
+        regrouping=link,
+        joining=joining,
         makes_adversaries=True,
     )
 

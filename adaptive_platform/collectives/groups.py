@@ -69,7 +69,8 @@ class ProcessGroups:
         membership: Who takes part; at least two workers.
         plans: Whose phases need groups; the groups they share are built once.
         device: `cpu` builds Gloo groups, `cuda` NCCL groups.
-        timeout_seconds: Limit for building everything, and of each operation later.
+        timeout_seconds: Limit of each operation later.
+        join_seconds: Limit for building everything.
 
     Raises:
         LinkError: A worker did not appear, or a connection failed, within the limit.
@@ -82,6 +83,7 @@ class ProcessGroups:
         plans: Sequence[Plan],
         device: torch.device,
         timeout_seconds: float,
+        join_seconds: float,
     ) -> None:
         self._membership = membership
         # A store client serves one caller at a time, and others may wait on theirs for long.
@@ -89,7 +91,7 @@ class ProcessGroups:
             f"adaptive_platform/{membership.generation}", membership.store.clone()
         )
         self._device = device
-        deadline = Deadline(timeout_seconds)
+        deadline = Deadline(join_seconds)
         everyone = tuple(range(membership.world_size))
         self._built: dict[tuple[int, ...], Group] = {}
         try:

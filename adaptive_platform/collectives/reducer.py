@@ -43,6 +43,9 @@ class Reducer:
         config: How buffers are summed.
         membership: Who takes part.
         device: Where buffers live; decides between Gloo (CPU) and NCCL (CUDA).
+        join_seconds: Longest time until all workers are connected; the config's limit where None.
+        roll_call: After a failure, ask who is still there, to name the lost ones in the error. It
+            costs a fraction of a second.
 
     Raises:
         CollectiveError: A worker did not join within the time limit.
@@ -55,14 +58,19 @@ class Reducer:
         config: ReducerConfig,
         membership: Membership,
         device: torch.device | str = "cpu",
+        *,
+        join_seconds: float | None = None,
+        roll_call: bool = True,
     ) -> None:
         self._config = config
+        self._join_seconds = join_seconds or config.timeout_seconds
         self._membership = membership
         self._device = torch.device(device)
         self._plans = config.plans(membership.world_size, membership.node_of_rank)
         self._seconds = 0.0
         self._bytes_sent = 0
-        self._roll_call_seconds = min(_ROLL_CALL_SECONDS, config.timeout_seconds / 4)
+        patience = min(_ROLL_CALL_SECONDS, config.timeout_seconds / 4)
+        self._roll_call_seconds = patience if roll_call else 0.0
         self._failure: CollectiveError | None = None
         self._closed = False
         self._groups: ProcessGroups | None = None
@@ -274,7 +282,7 @@ class Reducer:
         self.close()
 
     def _connect(self) -> None:
-        limit = Deadline(self._config.timeout_seconds)
+        limit = Deadline(self._join_seconds)
         trouble: LinkError | None = None
         try:
             self._groups = ProcessGroups(
@@ -282,6 +290,7 @@ class Reducer:
                 [plan for _, plan in self._plans],
                 self._device,
                 self._config.timeout_seconds,
+                self._join_seconds,
             )
         except LinkError as error:
             trouble = error.bare()
@@ -353,7 +362,9 @@ class Reducer:
             return
         assert self._groups is not None
         self._groups.close(broken=True)
-        silent = self._groups.roll_call(self._roll_call_seconds)
+        silent: tuple[int, ...] = ()
+        if self._roll_call_seconds:
+            silent = self._groups.roll_call(self._roll_call_seconds)
         named = tuple(peer for peer in trouble.peers if peer in silent) or silent or trouble.peers
         self._failure = self._error(trouble, limit, named)
         raise self._failure

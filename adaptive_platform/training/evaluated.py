@@ -56,30 +56,35 @@ class Evaluated:
         self._snapshots: list[dict[str, Tensor]] = []
         self._taken_at = -1
 
-    def after_step(self, step: int, time: float, done: float, refresh: Callable[[], None]) -> bool:
-        """Take the new weights in.
+    def visit(self, step: int, done: float) -> None:
+        """Take the new weights of a committed step in; once per step, no worker is talked to.
+
+        Args:
+            step: Committed steps so far.
+            done: Share of the run that lies behind; 1 at its end.
+        """
+        if self._averaging is not None:
+            self._averaging.visit(self._model, step, done)
+
+    def end_cycle(self, step: int, time: float, done: float, refresh: Callable[[], None]) -> None:
+        """Take a snapshot where a cycle ended with the last step; an evaluation is due then.
 
         Args:
             step: Committed steps so far.
             time: Where schedules stand.
-            done: Share of the run that lies behind; 1 at its end.
-            refresh: Gives the model the buffers that an evaluation would use.
-
-        Returns:
-            True where a cycle ended, so that an evaluation is due.
+            done: As in `visit`.
+            refresh: Gives the model the buffers that an evaluation would use; all workers take
+                part, and nothing has changed where one of them is lost meanwhile.
         """
-        if self._averaging is not None:
-            self._averaging.visit(self._model, step, done)
         over = [end for end in self._cycle_ends if time >= end * (1.0 - 1e-9)]
         ended = len(self._cycle_ends) if done >= 1.0 else len(over)
         if ended <= len(self._snapshots):
-            return False
+            return
         refresh()
         self._snapshots.append(
             {name: value.detach().clone() for name, value in self._model.state_dict().items()}
         )
         self._taken_at = step
-        return True
 
     def took_snapshot(self, step: int) -> bool:
         """A cycle ended with that step, so that its evaluation scores the ensemble."""

@@ -129,9 +129,8 @@ class Measuring:
         return reshape
 
     def speed(self, microbatch: int, accumulation: int, seconds: float) -> None:
-        """Take the time of a committed step in, and fit where the controller needs it."""
-        speed = self._state.speed
-        speed.add(
+        """Take the time of a committed step in."""
+        self._state.speed.add(
             StepTiming(
                 world_size=self._reducer.world_size,
                 num_nodes=self._num_nodes,
@@ -140,6 +139,10 @@ class Measuring:
                 step_seconds=seconds,
             )
         )
+
+    def refit(self) -> None:
+        """Fit the speed of the run where the controller needs it. All workers take part."""
+        speed = self._state.speed
         if "throughput" in self._needs and speed.due(self._state.progress.step):
             speed.refit(self._reducer)
 

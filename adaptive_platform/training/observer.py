@@ -1,10 +1,12 @@
-"""Who watches a run: records go out, and the only thing that comes back is a wish to stop."""
+"""Who watches a run: records go out; a wish to stop, and what is on disk by now, come back."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from adaptive_platform.report.records import DecisionRecord, EvalRecord, EventRecord, StepRecord
+from adaptive_platform.training.held_records import Record
 
 __all__ = ["Observer", "SilentObserver"]
 
@@ -31,6 +33,20 @@ class Observer(Protocol):
         a run that goes on from it does not make them again.
         """
 
+    def lead(self, records: Sequence[Record], step: int) -> None:
+        """This worker is the first one from now on.
+
+        Args:
+            records: Those that the last first worker may not have made durable.
+            step: Committed steps.
+        """
+
+    def follow(self) -> None:
+        """Another worker is the first one from now on, and writes what is not durable."""
+
+    def durable_step(self) -> int:
+        """On the first worker: records of earlier steps are durable."""
+
     def stop_requested(self) -> bool:
         """True when this worker was asked to leave after the step in hand."""
 
@@ -52,6 +68,16 @@ class SilentObserver:
 
     def keep(self) -> None:
         """See `Observer.keep`."""
+
+    def lead(self, records: Sequence[Record], step: int) -> None:
+        """See `Observer.lead`."""
+
+    def follow(self) -> None:
+        """See `Observer.follow`."""
+
+    def durable_step(self) -> int:
+        """Nothing is kept."""
+        return 0
 
     def stop_requested(self) -> bool:
         """Never."""

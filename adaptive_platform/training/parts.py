@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from adaptive_platform.checkpoints.store import CheckpointStore
 from adaptive_platform.collectives import Membership, Pending, Reducer
 from adaptive_platform.data import (
     BrokenLedger,
@@ -29,6 +28,8 @@ from adaptive_platform.optimizers import AdamPreconditioner, Exchange, Listening
 from adaptive_platform.optimizers.cyclic_tail import CyclicTailSchedule
 from adaptive_platform.progress import Progress
 from adaptive_platform.recipe import Recipe
+from adaptive_platform.statistics import Stragglers
+from adaptive_platform.training.checkpoint_writer import CheckpointWriter
 from adaptive_platform.training.copies import Copies
 from adaptive_platform.training.curvature import Curvature
 from adaptive_platform.training.evaluated import Evaluated
@@ -46,9 +47,22 @@ from adaptive_platform.training.step import RIDER_SLOTS, Step
 from adaptive_platform.training.subgroups import Subgroups
 from adaptive_platform.training.telling import Teller
 
-__all__ = ["Parts", "assemble"]
+__all__ = ["Lasting", "Parts", "assemble"]
 
 _MIB = 2**20
+
+
+@dataclass(slots=True, kw_only=True)
+class Lasting:
+    """What a worker keeps when its peers change."""
+
+    writer: CheckpointWriter | None
+    state: RunState | None = None
+    optimizer: Optimizer | None = None
+    mixing: Mixing | None = None
+    evaluated: Evaluated | None = None
+    told: set[str] = field(default_factory=set)
+    """Warnings that were told, and are not told twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +78,7 @@ class Parts:
     rates: Rates
     tell: Teller
     share: OwnShare
+    stragglers: Stragglers
     measuring: Measuring
     scoring: Scoring
     persistence: Persistence
@@ -86,12 +101,27 @@ def assemble(
     membership: Membership,
     *,
     loss: SampleLoss | None,
-    store: CheckpointStore | None,
     observer: Observer,
+    lasting: Lasting,
+    join_seconds: float,
+    roll_call: bool,
 ) -> Parts:
-    """Build the parts; arguments as for `TrainingRun`.
+    """Build the parts around a model, for one membership; arguments as for `TrainingRun`.
+
+    Args:
+        recipe: The configuration.
+        model: Any module, on its device.
+        source: Training and held-out samples.
+        data_config: How `source` is read.
+        membership: The workers.
+        loss: Losses per sample for evaluation; the recipe's where None.
+        observer: Told of everything.
+        lasting: What an earlier membership left; filled in where it left nothing.
+        join_seconds: Longest time until all workers are connected.
+        roll_call: After a failure, find out who is lost.
 
     Raises:
+        CollectiveError: A worker did not come in time, or was lost meanwhile.
         UserError: Model, data and recipe do not go together; nothing is left open.
     """
     if loss is not None and recipe.optimizer.assumes_cross_entropy:
@@ -104,25 +134,34 @@ def assemble(
     memory_format = memory_format_of(model)
     policy = recipe.model.normalization
     minimum = _smallest_slice(model, policy, membership.world_size)
-    state = _first_state(recipe, len(source.train), minimum, data_config)
+    state = lasting.state or _first_state(recipe, len(source.train), minimum, data_config)
     with ExitStack() as resources:
-        reducer = Reducer(recipe.reducer, membership, _device_of(model))
+        reducer = Reducer(
+            recipe.reducer,
+            membership,
+            _device_of(model),
+            join_seconds=join_seconds,
+            roll_call=roll_call,
+        )
         resources.callback(reducer.close)
         subgroups = Subgroups(membership, reducer.device, recipe.reducer.timeout_seconds, resources)
-        mixing = Mixing(recipe.mixup, recipe.erasing, len(source.classes), recipe.seed)
-        evaluated = Evaluated(
+        mixing = lasting.mixing or Mixing(
+            recipe.mixup, recipe.erasing, len(source.classes), recipe.seed
+        )
+        evaluated = lasting.evaluated or Evaluated(
             model,
             # A copy, so before anything is hooked to the model.
             recipe.averaging.build(model) if recipe.averaging is not None else None,
             _cycle_ends(recipe),
         )
-        policy.apply(
-            model,
-            membership.rank,
-            membership.world_size,
-            lambda ranks: subgroups.among(ranks).all_reduce,
-        )
-        optimizer = recipe.optimizer.build_for(
+        if lasting.optimizer is None:
+            policy.apply(
+                model,
+                membership.rank,
+                membership.world_size,
+                lambda ranks: subgroups.among(ranks).all_reduce,
+            )
+        optimizer = lasting.optimizer or recipe.optimizer.build_for(
             model,
             Exchange(
                 reducer.rank,
@@ -133,6 +172,8 @@ def assemble(
                 subgroups.exchange,
             ),
         )
+        lasting.state, lasting.optimizer = state, optimizer
+        lasting.mixing, lasting.evaluated = mixing, evaluated
         if isinstance(optimizer, ListeningOptimizer):
             resources.callback(optimizer.close)
         preconditioner = None
@@ -146,14 +187,14 @@ def assemble(
             model.named_parameters(),
             reducer.start,
             bucket_bytes=int(recipe.reducer.bucket_mib * _MIB),
-            rider_slots=RIDER_SLOTS + buffers.num_averaged,
+            rider_slots=RIDER_SLOTS + buffers.num_averaged + membership.world_size,
             layers=recipe.statistics.layers or "layers" in recipe.batch.needs,
             preconditioner=preconditioner,
             start_gradients=_narrowed(recipe, reducer),
             exchange=sparse,
         )
         resources.callback(buckets.close)
-        tell = Teller(observer, state, first=reducer.rank == 0)
+        tell = Teller(observer, state, first=reducer.rank == 0, told=lasting.told)
         train = source.train
         if data_config.cache_limit_mib and isinstance(train, EncodedImages):
             train = ShardedCache(
@@ -191,7 +232,7 @@ def assemble(
             recipe.sync, model, optimizer, reducer, membership, subgroups, seed=recipe.seed
         )
         persistence = Persistence(
-            store,
+            lasting.writer,
             recipe.checkpoint,
             model,
             optimizer,
@@ -204,19 +245,25 @@ def assemble(
             kinds={"batch": recipe.batch.kind, "optimizer": recipe.optimizer.kind},
             classes=source.classes,
             tell=tell.event,
-            keep_records=observer.keep,
         )
-        resources.callback(persistence.close)
         return Parts(
             state=state,
             reducer=reducer,
             subgroups=subgroups,
             optimizer=optimizer,
             buckets=buckets,
-            step=Step(optimizer, buckets, buffers, clip_norm=recipe.clip_norm),
+            step=Step(
+                optimizer,
+                buckets,
+                buffers,
+                clip_norm=recipe.clip_norm,
+                rank=membership.rank,
+                world_size=membership.world_size,
+            ),
             rates=Rates(recipe, optimizer, state),
             tell=tell,
             share=share,
+            stragglers=Stragglers(),
             measuring=Measuring(
                 recipe,
                 state,
@@ -238,7 +285,6 @@ def assemble(
                 memory_format=memory_format,
                 state=state,
                 reducer=reducer,
-                observer=observer,
                 tell=tell,
                 policy=policy,
             ),

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import nn
 
-from adaptive_platform.checkpoints.store import CheckpointConfig, CheckpointStore, read_state
+from adaptive_platform.checkpoints.store import CheckpointConfig, read_state
 from adaptive_platform.collectives import Reducer
 from adaptive_platform.errors import CheckpointError, UserError
 from adaptive_platform.models import average_normalization
 from adaptive_platform.optimizers import ListeningOptimizer
+from adaptive_platform.training.checkpoint_writer import CheckpointWriter
 from adaptive_platform.training.copies import Copies
 from adaptive_platform.training.evaluated import Evaluated
 from adaptive_platform.training.mixing import Mixing
@@ -26,14 +26,15 @@ __all__ = ["Persistence"]
 
 
 class Persistence:
-    """The checkpoints of one run, as one worker sees them.
+    """The checkpoints of one run, as one worker sees them while a membership lasts.
 
     Writing happens on a thread of its own from a copy, so that neither this worker's next step nor
     the others wait for the storage.
 
     Args:
-        store: Where checkpoints lie; None on ranks other than 0 and for runs that keep nothing.
-        config: How many are kept.
+        writer: Writes and reads them on rank 0 and is left alone elsewhere; None for runs that keep
+            nothing.
+        config: Which are kept.
         model: The module that is trained.
         optimizer: Its optimizer.
         state: What steers the run.
@@ -45,12 +46,11 @@ class Persistence:
         kinds: Kinds of controller and optimizer, which own parts of a checkpoint.
         classes: Class names by number.
         tell: Reports an event as `(kind, text)`.
-        keep_records: Makes durable what was recorded so far; called on the writing thread.
     """
 
     def __init__(
         self,
-        store: CheckpointStore | None,
+        writer: CheckpointWriter | None,
         config: CheckpointConfig,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
@@ -64,9 +64,8 @@ class Persistence:
         kinds: dict[str, str],
         classes: tuple[str, ...],
         tell: Callable[[str, str], None],
-        keep_records: Callable[[], None],
     ) -> None:
-        self._store = store
+        self._writer = writer if reducer.rank == 0 else None
         self._config = config
         self._model = model
         self._optimizer = optimizer
@@ -79,9 +78,6 @@ class Persistence:
         self._kinds = kinds
         self._classes = classes
         self._tell = tell
-        self._keep_records = keep_records
-        self._writer = ThreadPoolExecutor(1, "checkpoint") if store is not None else None
-        self._writing: Future[str] | None = None
 
     def save(self) -> None:
         """Begin a checkpoint. All workers take part; storage trouble is told, not raised."""
@@ -93,23 +89,26 @@ class Persistence:
         batches = self._mixed_batches()
         waiting = self._sparse.state_dict() if self._sparse is not None else None
         with self._copies.agreed():
-            if self._store is None or self._writer is None:
+            if self._writer is None:
                 return
             self.wait()
-            content = make_checkpoint(
-                self._model, self._optimizer, self._state, kinds=self._kinds, classes=self._classes
-            )
+            content = self.content()
             content["natural"] = natural
             content["sync"] = sync
             content["mixing"] = batches
-            content["evaluated"] = self._evaluated.state_dict()
             content["sparse"] = waiting
             step = self._state.progress.step
             keep = self._state.best_step if self._config.keep_best else None
             # One deep copy keeps tensors that share memory sharing it in the file.
-            self._writing = self._writer.submit(
-                self._write, self._store, copy.deepcopy(content), step, keep
-            )
+            self._writer.begin(copy.deepcopy(content), step, keep)
+
+    def content(self) -> dict[str, Any]:
+        """What a checkpoint holds of that which is the same on all workers."""
+        content = make_checkpoint(
+            self._model, self._optimizer, self._state, kinds=self._kinds, classes=self._classes
+        )
+        content["evaluated"] = self._evaluated.state_dict()
+        return content
 
     def _mixed_batches(self) -> list[dict[str, torch.Tensor]] | None:
         """Every worker's, in rank order; None where nothing of them is needed."""
@@ -132,36 +131,30 @@ class Persistence:
         self._mixing.load_state_dict(saved[self._reducer.rank], self._reducer.device)
         return []
 
-    def _write(
-        self, store: CheckpointStore, content: dict[str, Any], step: int, keep: int | None
-    ) -> str:
-        self._keep_records()
-        published = store.save(content, step)
-        store.prune(self._config.keep_last, keep)
-        return published.path
+    def load(self, content: dict[str, Any]) -> list[str]:
+        """Put what is the same on all workers into its owners; see `state.load_checkpoint`."""
+        messages = load_checkpoint(
+            content,
+            self._model,
+            self._optimizer,
+            self._state,
+            kinds=self._kinds,
+            classes=self._classes,
+        )
+        if "evaluated" in content:
+            self._evaluated.load_state_dict(content["evaluated"])
+        return messages
 
     def poll(self) -> None:
         """Tell of a checkpoint that was finished meanwhile."""
-        if self._writing is not None and self._writing.done():
+        if self._writer is not None and self._writer.done:
             self.wait()
 
     def wait(self) -> None:
         """Return when the checkpoint under way is published, or has failed, and tell which."""
-        writing, self._writing = self._writing, None
-        if writing is None:
-            return
-        try:
-            path = writing.result()
-        except Exception as error:
-            self._tell("warning", f"checkpoint not saved, tried again when next due: {error}")
-            return
-        self._tell("checkpoint", f"saved {path}")
-
-    def close(self) -> None:
-        """Wait for what is being written and end the thread."""
-        self.wait()
-        if self._writer is not None:
-            self._writer.shutdown()
+        told = self._writer.wait() if self._writer is not None else None
+        if told is not None:
+            self._tell(*told)
 
     def restore(self, *, must_resume: bool) -> bool:
         """Go on from the newest valid checkpoint, where there is one.
@@ -186,18 +179,9 @@ class Persistence:
         content = from_first(self._reducer, content, device)
         if content:
             saved = read_state(content)
-            messages += load_checkpoint(
-                saved,
-                self._model,
-                self._optimizer,
-                self._state,
-                kinds=self._kinds,
-                classes=self._classes,
-            )
+            messages += self.load(saved)
             messages += self._copies.load(saved.get("sync"))
             messages += self._take_up_mixing(saved.get("mixing"))
-            if "evaluated" in saved:
-                self._evaluated.load_state_dict(saved["evaluated"])
             if self._sparse is not None:
                 messages += self._sparse.load(saved.get("sparse"))
             progress = self._state.progress
@@ -213,11 +197,12 @@ class Persistence:
         return bool(content)
 
     def _newest(self, must_resume: bool) -> tuple[bytes, list[str]]:
-        if self._store is None:
+        if self._writer is None:
             return b"", []
-        found = self._store.load_newest()
+        store = self._writer.store
+        found = store.load_newest()
         # Only now: what was left unfinished is no danger, and a good one might be all there is.
-        removed = self._store.clean_partial()
+        removed = store.clean_partial()
         if found is None:
             told = ["no checkpoint was saved before: starting from the beginning"]
             return b"", told if must_resume else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from adaptive_platform.checkpoints.store import CheckpointStore
-from adaptive_platform.collectives import Membership
+from adaptive_platform.collectives import CollectiveError, Membership
 from adaptive_platform.data import (
     DataConfig,
     DataSource,
@@ -25,18 +26,32 @@ from adaptive_platform.gradients.loss import SampleLoss, correct_predictions
 from adaptive_platform.optimizers import ListeningOptimizer
 from adaptive_platform.progress import Progress
 from adaptive_platform.recipe import Recipe
+from adaptive_platform.report.records import DecisionRecord, StepRecord
 from adaptive_platform.training.adversaries import with_adversaries
 from adaptive_platform.training.cadence import crossed, is_over
+from adaptive_platform.training.checkpoint_writer import CheckpointWriter
+from adaptive_platform.training.held_records import HeldRecords, Record
 from adaptive_platform.training.measuring import refuse_unmet_needs
 from adaptive_platform.training.observer import Observer, SilentObserver
-from adaptive_platform.training.parts import assemble
+from adaptive_platform.training.parts import Lasting, Parts, assemble
 from adaptive_platform.training.recording import decision_record, step_record
+from adaptive_platform.training.regrouping import (
+    NextMembers,
+    Regrouping,
+    Standing,
+    Tail,
+    align,
+)
 from adaptive_platform.training.step import Measured
 from adaptive_platform.training.unison import raise_first
 
 __all__ = ["TrainingRun"]
 
 _MIB = 2**20
+
+_ALL_PARTS = 1_000
+_JOIN_SECONDS = 10.0
+"""All have just said that they are there."""
 
 
 class TrainingRun:
@@ -59,6 +74,10 @@ class TrainingRun:
         store: Checkpoints, read and written on rank 0 only; None for a run that keeps nothing.
         observer: Told of everything on rank 0; asked for stop requests everywhere.
         must_resume: Refuse to start afresh.
+        regrouping: Finds others to go on with when workers are lost, join or leave; None where a
+            lost worker ends the run.
+        joining: This worker joins a run under way, whose workers have the state: it makes itself
+            ready alone, and asks `regrouping` to be let in when the iteration begins.
         makes_adversaries: The loop trains on `with_adversaries`, which some controllers need.
         clock: Seconds, for the times of steps.
 
@@ -79,6 +98,8 @@ class TrainingRun:
         store: CheckpointStore | None = None,
         observer: Observer | None = None,
         must_resume: bool = False,
+        regrouping: Regrouping | None = None,
+        joining: bool = False,
         makes_adversaries: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -89,17 +110,46 @@ class TrainingRun:
         self.observer: Observer = observer or SilentObserver()
         self.interrupted = False
         """True when the run ended because it was asked to."""
+        self.left = False
+        """True when this worker left as planned, and the others went on."""
         self._clock = clock
-        parts = assemble(
-            recipe,
-            model,
-            source,
-            data_config,
+        self._loss = loss
+        self._data_config = data_config
+        self._regrouping = regrouping if recipe.is_live else None
+        writer = None
+        if store is not None:
+            writer = CheckpointWriter(store, recipe.checkpoint, self.observer.keep)
+        self._lasting = Lasting(writer=writer)
+        self._lost: CollectiveError | None = None
+        self._tail: Tail | None = None
+        self._held = HeldRecords()
+        self._out_of_memory = False
+        self._saved_at: Progress | None = None
+        self._wire(self._assemble(membership, recipe.reducer.timeout_seconds))
+        self._device = self.reducer.device
+        self._joining = joining
+        try:
+            if not joining:
+                self._begin(must_resume)
+        except BaseException:
+            self.close()
+            raise
+
+    def _assemble(self, membership: Membership, join_seconds: float) -> Parts:
+        return assemble(
+            self.recipe,
+            self.model,
+            self.source,
+            self._data_config,
             membership,
-            loss=loss,
-            store=store,
+            loss=self._loss,
             observer=self.observer,
+            lasting=self._lasting,
+            join_seconds=join_seconds,
+            roll_call=self._regrouping is None,
         )
+
+    def _wire(self, parts: Parts) -> None:
         self.state = parts.state
         self.reducer = parts.reducer
         self._optimizer = parts.optimizer
@@ -108,6 +158,7 @@ class TrainingRun:
         self._rates = parts.rates
         self._tell = parts.tell
         self._share = parts.share
+        self._stragglers = parts.stragglers
         self._measuring = parts.measuring
         self._scoring = parts.scoring
         self._persistence = parts.persistence
@@ -118,14 +169,6 @@ class TrainingRun:
         self._minimum = parts.minimum
         self._memory_format = parts.memory_format
         self._resources = parts.resources
-        self._device = self.reducer.device
-        self._out_of_memory = False
-        self._saved_at: Progress | None = None
-        try:
-            self._begin(must_resume)
-        except BaseException:
-            self.close()
-            raise
 
     def _begin(self, must_resume: bool) -> None:
         if self.reducer.world_size > 1:
@@ -179,19 +222,37 @@ class TrainingRun:
         return is_over(self.progress, horizon, clock, self._rates.base_batch)
 
     @property
+    def _share_done(self) -> float:
+        return 1.0 if self._has_its_length else self.fraction_done
+
+    @property
     def fraction_done(self) -> float:
         """Share of the run's length that lies behind, in [0, 1]."""
         return min(self._rates.schedule_time() / self.recipe.stop.horizon.value, 1.0)
 
     def __iter__(self) -> Iterator[MicroBatch]:
         self.model.train()
+        if self._joining:
+            self._regroup(None)
+        while True:
+            try:
+                yield from self._to_the_end()
+                return
+            except CollectiveError as error:
+                lost = error
+            self._regroup(lost)
+
+    def _to_the_end(self) -> Iterator[MicroBatch]:
+        if self._tail is not None:
+            self._follow_up()  # Of the last step before a worker was lost.
         begun = self.state.evaluated_at or Progress(dataset_size=self.progress.dataset_size)
         missed = self._evaluated.took_snapshot(self.progress.step) and begun != self.progress
-        if missed or crossed(self.recipe.report.evaluate_every, begun, self.progress):
+        due = missed or crossed(self.recipe.report.evaluate_every, begun, self.progress)
+        if due and not self.interrupted:
             self.evaluate()  # It was due when the run was stopped.
-        while not self.finished:
+        while not self.finished and not self.left:
             yield from self._one_step()
-        if not self.interrupted:
+        if not self.interrupted and not self.left:
             self._finish()
 
     def backward(self, losses: Tensor, outputs: Tensor | None = None) -> None:
@@ -212,7 +273,10 @@ class TrainingRun:
             )
         correct = correct_predictions(outputs, targets) if outputs is not None else None
         with self.memory_guard():
-            self._step.backward(losses, correct)
+            try:
+                self._step.backward(losses, correct)
+            except CollectiveError as error:
+                self._lost = error  # For the loop's next pass, as it is not the user's.
 
     @contextmanager
     def memory_guard(self) -> Iterator[None]:
@@ -261,6 +325,9 @@ class TrainingRun:
         The model stays as it is. Safe to call twice.
         """
         self._resources.close()
+        if self._lasting.writer is not None:
+            self._persistence.wait()
+            self._lasting.writer.close()
 
     def __enter__(self) -> Self:
         return self
@@ -284,6 +351,8 @@ class TrainingRun:
                 stop_requested=self.observer.stop_requested(),
                 broken=len(broken),
                 fatal=fatal is not None,
+                change_requested=self._regrouping is not None and self._regrouping.change_wanted(),
+                durable_step=self.observer.durable_step() if self.is_first else 0,
             )
             if measured.fatal:
                 raise_first(self.reducer, fatal)
@@ -296,10 +365,21 @@ class TrainingRun:
                 f"out of memory on {measured.out_of_memory} worker(s): micro-batches of at most "
                 f"{self.state.memory_limit} samples from now on; the global batch stays",
             )
+        self._held.forget_before(measured.durable_step)
         if measured.broken:
             left_out = share.left_out.tolist() if share else []
             self._tell.left_out(self.reducer, broken, left_out)
-        self._settle(measured, consumed, share, started)
+        ids = None
+        if self.recipe.report.record_sample_ids:
+            mine = [i for m in (share.microbatches if share else []) for i in m.ids.tolist()]
+            ids = self.reducer.all_gather_object(mine)
+        self._settle(measured, consumed, share, started, ids)
+        for slow in self._stragglers.observe(measured.paces):
+            self._tell.event(
+                "straggler",
+                f"worker {slow.rank} takes {slow.ratio:.1f} times as long per sample as the others",
+            )
+        self._follow_up()
 
     def _passes(self, consumed: int, share: Share | None) -> Iterator[MicroBatch]:
         """This worker's micro-batches, up to the first that memory does not hold."""
@@ -329,6 +409,9 @@ class TrainingRun:
             self._current = self._mixing(moved, self.progress.epoch)
             done = self._step.backward_done
             yield self._current
+            if self._lost is not None:
+                lost, self._lost = self._lost, None
+                raise lost
             if self._out_of_memory:
                 self._step.abandon()
                 return
@@ -338,8 +421,14 @@ class TrainingRun:
                 )
 
     def _settle(
-        self, measured: Measured, consumed: int, share: Share | None, started: float
+        self,
+        measured: Measured,
+        consumed: int,
+        share: Share | None,
+        started: float,
+        ids: list[list[int]] | None,
     ) -> None:
+        """Commit or drop the step. No worker is talked to: whoever gets here has done it whole."""
         state, before = self.state, self.progress
         microbatches = share.microbatches if share else []
         lr = gain = 0.0
@@ -355,13 +444,6 @@ class TrainingRun:
         else:
             self._skip(measured, consumed)
         state.loss_scale = state.loss_scale.after(overflow=not measured.finite)
-        seconds = self._clock() - started
-        if self.progress.epoch != before.epoch:
-            self._measuring.curvature()
-        ids = None
-        if self.recipe.report.record_sample_ids:
-            mine = [i for m in microbatches for i in m.ids.tolist()]
-            ids = self.reducer.all_gather_object(mine)
         record = step_record(
             measured,
             before=before,
@@ -372,17 +454,20 @@ class TrainingRun:
             gain=gain,
             base_batch=self._rates.base_batch,
             world_size=self.reducer.world_size,
-            seconds=seconds,
+            seconds=self._clock() - started,
             data_seconds=share.wait_seconds if share else 0.0,
             cache_mib=share.cached_bytes / _MIB if share else 0.0,
             sample_ids=ids,
         )
-        if self.is_first:
-            self.observer.step(record, self.fraction_done)
         if measured.counts:
             self._measuring.speed(record.microbatch, record.accumulation, record.step_seconds)
-            self._decide()
-        self._after_step(before, stop=measured.stop_requests > 0)
+        self._tail = Tail(
+            before=before,
+            record=record,
+            counts=measured.counts,
+            stop=measured.stop_requests > 0,
+            change=measured.change_requests > 0,
+        )
 
     def _commit(self, measured: Measured) -> None:
         strategy = self._copies.strategy
@@ -415,14 +500,45 @@ class TrainingRun:
             )
         raise_first(self.reducer, error)
 
-    def _decide(self) -> None:
-        state, observation = self.state, self._measuring.observation()
+    def _follow_up(self) -> None:
+        """What comes after a step, part by part; each one ends with what is not to be repeated."""
+        parts = (
+            self._measure_more,
+            self._tell_and_decide,
+            self._end_cycle_if_due,
+            self._score_if_due,
+            self._save_if_due,
+        )
+        while self._tail is not None:
+            if self._tail.done == len(parts):
+                change, self._tail = self._tail.change, None
+                if change and not self.finished:
+                    self._regroup(None)
+                return
+            parts[self._tail.done]()
+            self._tail = replace(self._tail, done=self._tail.done + 1)
+
+    def _measure_more(self) -> None:
+        assert self._tail is not None
+        if self.progress.epoch != self._tail.before.epoch:
+            self._measuring.curvature()
+        if self._tail.counts:
+            self._measuring.refit()
+
+    def _tell_and_decide(self) -> None:
+        tail, state = self._tail, self.state
+        assert tail is not None
+        curvature = state.summary().hessian_top_eigenvalue
+        self._record(replace(tail.record, hessian_top_eigenvalue=curvature))
+        if not tail.counts:
+            return
+        observation = self._measuring.observation()
         decision = state.controller.decide(observation)
         blind = "noise" in self.recipe.batch.needs and not observation.summary.observations
         if decision.considered and blind:
             self._tell.warn_once(decision.reason)
-        if self.is_first and decision.considered:
-            self.observer.decision(
+        if decision.considered:
+            self._record(
                 decision_record(
                     decision,
                     kind=self.recipe.batch.kind,
@@ -432,25 +548,53 @@ class TrainingRun:
                 )
             )
         state.global_batch = decision.global_batch
+        self._evaluated.visit(self.progress.step, self._share_done)
 
-    def _after_step(self, before: Progress, *, stop: bool) -> None:
-        cycle_ended = self.progress.step > before.step and self._evaluated.after_step(
-            self.progress.step,
-            self._rates.schedule_time(),
-            1.0 if self._has_its_length else self.fraction_done,
-            self._scoring.refresh,
-        )
-        if stop:
+    def _end_cycle_if_due(self) -> None:
+        assert self._tail is not None
+        if self.progress.step > self._tail.before.step:
+            self._evaluated.end_cycle(
+                self.progress.step,
+                self._rates.schedule_time(),
+                self._share_done,
+                self._scoring.refresh,
+            )
+
+    def _score_if_due(self) -> None:
+        assert self._tail is not None
+        due = crossed(self.recipe.report.evaluate_every, self._tail.before, self.progress)
+        committed = self.progress.step > self._tail.before.step
+        if committed and self._evaluated.took_snapshot(self.progress.step):
+            due = True
+        if due and not self._tail.stop:
+            self.evaluate()
+
+    def _save_if_due(self) -> None:
+        tail = self._tail
+        assert tail is not None
+        if tail.stop:
             self.interrupted = True
             self._tell.event("stop", "asked to stop: saving and leaving together")
             self.save()
             return
         self._persistence.poll()
-        if cycle_ended or crossed(self.recipe.report.evaluate_every, before, self.progress):
-            self.evaluate()
         best = self.recipe.checkpoint.keep_best and self.state.best_step == self.progress.step
-        if best or crossed(self.recipe.checkpoint.every, before, self.progress):
+        if best or crossed(self.recipe.checkpoint.every, tail.before, self.progress):
             self.save()
+
+    def _record(self, record: Record) -> None:
+        if self._regrouping is not None:
+            self._held.add(record)
+        if self.is_first:
+            self._tell_observer(record)
+
+    def _tell_observer(self, record: Record) -> None:
+        if isinstance(record, StepRecord):
+            self.observer.step(record, self.fraction_done)
+        elif isinstance(record, DecisionRecord):
+            self.observer.decision(record)
+        else:
+            self.observer.evaluation(record)
 
     def _finish(self) -> None:
         if self.state.evaluated_at != self.progress:
@@ -459,17 +603,93 @@ class TrainingRun:
             self.save()
         self._copies.strategy.settle()
 
+    # --- other workers ------------------------------------------------------------------------
+
+    def _regroup(self, failure: CollectiveError | None) -> None:
+        """Go on with others: the same model, data position and batch.
+
+        Raises:
+            CollectiveError: There are none; `failure` itself where there is one.
+        """
+        if self._regrouping is None:
+            assert failure is not None
+            raise failure
+        began = self._clock()
+        was_member = not self._joining
+        lost: tuple[str, ...] = ()
+        was_first = self.is_first and was_member
+        while True:
+            self._step.give_up()
+            self._resources.close()
+            after = self._regrouping.next(failure)
+            if after is None:
+                self.left = True
+                return
+            lost += after.lost
+            try:
+                self._wire(self._assemble(after.membership, _JOIN_SECONDS))
+                self._align()
+                break
+            except CollectiveError as again:
+                failure = again
+        self._joining = False
+        self.model.train()
+        if self.is_first and not was_first:
+            self.observer.lead(self._held.records, self.progress.step)
+        elif was_first and not self.is_first:
+            self.observer.follow()
+        self._tell_of(replace(after, lost=lost), self._clock() - began)
+
+    def _tell_of(self, after: NextMembers, seconds: float) -> None:
+        for who in after.lost:
+            self._tell.event("lost", f"{who}; the step in hand is made again without it")
+        for who in after.left:
+            self._tell.event("left", f"{who}; nothing was lost")
+        if after.joined:
+            self._tell.event("joined", f"{after.joined} worker(s) joined")
+        number = self.reducer.world_size
+        plan = f", sums by {self.reducer.plan.describe()}" if number > 1 else ""
+        self._tell.event("regrouped", f"{number} worker(s) go on after {seconds:.2f} s{plan}")
+
+    def _align(self) -> None:
+        """Everyone to where the furthest worker stands."""
+        state = self.state
+        mine = None
+        if not self._joining:
+            parts = self._tail.done if self._tail is not None else _ALL_PARTS
+            mine = Standing(self.progress.epoch, self.progress.cursor, parts)
+
+        def pack() -> tuple[dict[str, Any], Any]:
+            held = self._held
+            beside = (self._tail, self._saved_at, self.interrupted, held.first, held.records)
+            return self._persistence.content(), beside
+
+        def unpack(content: dict[str, Any], beside: Any) -> None:
+            content["natural"] = None
+            self._persistence.load(content)
+            self._tail, self._saved_at, self.interrupted, first, records = beside
+            new = self._held.take_over(first, records)
+            for record in new if self.is_first and not self._joining else ():
+                self._tell_observer(record)
+
+        align(self.reducer, mine, pack=pack, unpack=unpack, device=self._device)
+        limits = [m for m in self.reducer.all_gather_object(state.memory_limit) if m is not None]
+        state.memory_limit = min(limits, default=None)
+
     # --- evaluation and checkpoints -----------------------------------------------------------
 
     def evaluate(self) -> None:
         """Score the held-out set, where there is one. All workers take part."""
-        self.state.evaluated_at = self.progress
         if self.source.eval is None:
+            self.state.evaluated_at = self.progress
             return
         with self._copies.agreed():
-            self._scoring.score()
+            record = self._scoring.score()
+        if record is not None:
+            self._record(record)
+        self.state.evaluated_at = self.progress
 
     def save(self) -> None:
         """Publish a checkpoint. All workers take part; storage trouble is told, not fatal."""
-        self._saved_at = self.progress
         self._persistence.save()
+        self._saved_at = self.progress

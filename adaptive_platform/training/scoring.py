@@ -19,7 +19,6 @@ from adaptive_platform.models import (
 from adaptive_platform.report.records import EvalRecord
 from adaptive_platform.training.evaluated import Ensemble, Evaluated
 from adaptive_platform.training.evaluation import evaluate
-from adaptive_platform.training.observer import Observer
 from adaptive_platform.training.probe import chosen_samples, read_plainly
 from adaptive_platform.training.state import RunState
 from adaptive_platform.training.telling import Teller
@@ -45,7 +44,6 @@ class Scoring:
         memory_format: Layout of 4-D inputs.
         state: Receives the scores.
         reducer: The workers.
-        observer: Hears the record on the first worker.
         tell: Names samples that could not be read.
         policy: What batch normalization uses at evaluation.
     """
@@ -62,7 +60,6 @@ class Scoring:
         memory_format: torch.memory_format,
         state: RunState,
         reducer: Reducer,
-        observer: Observer,
         tell: Teller,
         policy: NormalizationPolicy,
     ) -> None:
@@ -75,7 +72,6 @@ class Scoring:
         self._memory_format = memory_format
         self._state = state
         self._reducer = reducer
-        self._observer = observer
         self._tell = tell
         self._recomputed_from = (
             chosen_samples(source.train, policy.recompute_samples or _RECOMPUTE_SAMPLES, state.seed)
@@ -83,10 +79,14 @@ class Scoring:
             else None
         )
 
-    def score(self) -> None:
-        """Score the held-out set, where there is one. All workers take part."""
+    def score(self) -> EvalRecord | None:
+        """Score the held-out set, where there is one. All workers take part.
+
+        Returns:
+            What is to be recorded; None where there is nothing to score.
+        """
         if self._source.eval is None:
-            return
+            return None
         self.refresh()
         scored = self._evaluated.module(self._state.progress.step)
         if scored is not self._model and not isinstance(scored, Ensemble):
@@ -109,20 +109,17 @@ class Scoring:
             state.best_accuracy, state.best_step = score.accuracy, state.progress.step
         if score.num_broken:
             self._tell.broken("held-out", everyones(self._reducer, score.broken))
-        if self._reducer.rank == 0:
-            self._observer.evaluation(
-                EvalRecord(
-                    step=state.progress.step,
-                    epoch=state.progress.epoch,
-                    samples_seen=state.progress.samples,
-                    loss=score.loss,
-                    accuracy=score.accuracy,
-                    samples=score.samples,
-                    broken=score.num_broken,
-                    seconds=score.seconds,
-                    time=time.time(),
-                )
-            )
+        return EvalRecord(
+            step=state.progress.step,
+            epoch=state.progress.epoch,
+            samples_seen=state.progress.samples,
+            loss=score.loss,
+            accuracy=score.accuracy,
+            samples=score.samples,
+            broken=score.num_broken,
+            seconds=score.seconds,
+            time=time.time(),
+        )
 
     def refresh(self) -> None:
         """Give the model's normalization what an evaluation uses; alike on all workers."""

@@ -36,10 +36,12 @@ __all__ = ["RIDER_SLOTS", "Measured", "Step"]
     _BROKEN,
     _FATAL,
     _OUT_OF_MEMORY,
+    _CHANGE,
+    _DURABLE,
     _OWN_SQNORM,
     _PRESENT,
-) = range(13)
-RIDER_SLOTS = 13
+) = range(15)
+RIDER_SLOTS = 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,12 @@ class Measured:
     """Workers that met an error which ends the run."""
     out_of_memory: int
     """Workers whose memory did not hold a micro-batch; the step is then of no use."""
+    change_requests: int
+    """Workers that know that the membership is to change."""
+    durable_step: int
+    """Records of earlier steps are durable."""
+    paces: tuple[float, ...]
+    """Seconds per sample of each worker's own passes, by rank; 0 for one without samples."""
     reduce_seconds: float
     """Time this worker waited for the reduction after its backward had ended."""
     statistics_seconds: float
@@ -88,6 +96,9 @@ class Step:
         buckets: The gradients of the model, with a rider of `RIDER_SLOTS` and of the buffers.
         buffers: What forward moves in the model, such as batch norm's averages.
         clip_norm: Largest norm of the gradient that reaches the optimizer; None for any.
+        rank: This worker.
+        world_size: Workers; behind those of the buffers the rider has a slot for each, to compare
+            their paces. 0 where it has none.
     """
 
     def __init__(
@@ -97,13 +108,19 @@ class Step:
         buffers: SharedBuffers,
         *,
         clip_norm: float | None,
+        rank: int = 0,
+        world_size: int = 0,
     ) -> None:
+        self._rank = rank
+        self._end_of_buffers = RIDER_SLOTS + buffers.num_averaged
+        self._end_of_rider = self._end_of_buffers + world_size
         self._optimizer = optimizer
         self._buckets = buckets
         self._clip_norm = clip_norm
         self._buffers = buffers
         # Second-order optimizers also follow forward and backward passes.
         self._listener = optimizer if isinstance(optimizer, ListeningOptimizer) else None
+        self._in_hand = False
 
     def begin(
         self,
@@ -136,7 +153,9 @@ class Step:
         self._sums = torch.zeros(RIDER_SLOTS, dtype=torch.float32, device=device)
         self._layer_sums = torch.zeros_like(self._buckets.layer_rider)
         self._abandoned = False
+        self._in_hand = True
         self._samples = 0
+        self._began = time.perf_counter()
         if self._listener is not None:
             self._listener.begin(global_batch, loss_scale)
         self._buffers.keep()
@@ -193,13 +212,24 @@ class Step:
         self._abandoned = True
         self._buckets.abandon()
 
-    def gather(self, *, stop_requested: bool, broken: int, fatal: bool) -> Measured:
+    def gather(
+        self,
+        *,
+        stop_requested: bool,
+        broken: int,
+        fatal: bool,
+        change_requested: bool = False,
+        durable_step: int = 0,
+    ) -> Measured:
         """Reduce over all workers and read the sums. The step's only host synchronisation.
 
         Args:
             stop_requested: This worker was asked to stop after the step.
             broken: Samples of this worker's share that could not be read.
             fatal: This worker met an error that ends the run.
+            change_requested: This worker knows that the membership is to change.
+            durable_step: On the worker that keeps records: those of earlier steps are durable; 0 on
+                the others. Exact up to 2^24.
         """
         if self._done != self._expected and not self._abandoned:
             raise UserError(
@@ -210,24 +240,33 @@ class Step:
         self._sums[_BROKEN] = float(broken)
         self._sums[_FATAL] = float(fatal)
         self._sums[_OUT_OF_MEMORY] = float(self._abandoned)
+        self._sums[_CHANGE] = float(change_requested)
+        self._sums[_DURABLE] = float(durable_step)
         buckets = self._buckets
         self._sums[_SAMPLES] = float(self._samples)
         if self._alone and self._samples:
             self._sums[_PRESENT] = 1.0
             self._sums[_OWN_SQNORM] = buckets.own_sqnorm() * self._own_factor**2
         buckets.rider[:RIDER_SLOTS].copy_(self._sums)
-        self._buffers.write_to(buckets.rider[RIDER_SLOTS:], weight=float(self._samples))
+        self._buffers.write_to(
+            buckets.rider[RIDER_SLOTS : self._end_of_buffers], weight=float(self._samples)
+        )
+        if self._samples and self._end_of_rider > self._end_of_buffers:
+            pace = (time.perf_counter() - self._began) / self._samples
+            buckets.rider[self._end_of_buffers + self._rank] = pace
         buckets.layer_rider.copy_(self._layer_sums)
         started = time.perf_counter()
         sqnorm = buckets.finish()
         both = torch.stack([sqnorm, buckets.summed_sqnorm])
-        parts = [buckets.used, buckets.rider[:RIDER_SLOTS], both]
+        paces = buckets.rider[self._end_of_buffers : self._end_of_rider]
+        parts = [buckets.used, paces, buckets.rider[:RIDER_SLOTS], both]
         if self._measure:
             parts += [buckets.layer_rider, buckets.summed_layer_sqnorms]
         values = torch.cat(parts).tolist()
         waited = time.perf_counter() - started
         marks = buckets.used.numel()
         self._used, values = values[:marks], values[marks:]
+        self._paces, values = values[: paces.numel()], values[paces.numel() :]
         return self._measured(values[:RIDER_SLOTS], values[RIDER_SLOTS:], waited)
 
     def _measured(self, sums: list[float], sqnorms: list[float], waited: float) -> Measured:
@@ -270,6 +309,9 @@ class Step:
             broken=round(sums[_BROKEN]),
             fatal=round(sums[_FATAL]),
             out_of_memory=round(sums[_OUT_OF_MEMORY]),
+            change_requests=round(sums[_CHANGE]),
+            durable_step=round(sums[_DURABLE]),
+            paces=tuple(self._paces),
             reduce_seconds=waited,
             statistics_seconds=self._buckets.statistics_seconds,
         )
@@ -333,6 +375,7 @@ class Step:
         self._optimizer.step()
         self._buckets.commit()
         self._buckets.release()
+        self._in_hand = False
 
     def skip(self) -> str | None:
         """Drop the step: weights and optimizer were not touched, buffers go back.
@@ -350,3 +393,9 @@ class Step:
             self._listener.discard()
         self._buffers.put_back()
         self._buckets.release()
+        self._in_hand = False
+
+    def give_up(self) -> None:
+        """Undo the step in hand, where there is one: the workers it was shared with are gone."""
+        if self._in_hand:
+            self.undo()

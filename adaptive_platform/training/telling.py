@@ -22,13 +22,16 @@ class Teller:
         observer: Hears it.
         state: Says at which step it happened.
         first: This is the worker that is heard.
+        told: What was told before and is not told twice; grows.
     """
 
-    def __init__(self, observer: Observer, state: RunState, *, first: bool) -> None:
+    def __init__(
+        self, observer: Observer, state: RunState, *, first: bool, told: set[str] | None = None
+    ) -> None:
         self._observer = observer
         self._state = state
         self._first = first
-        self._told: set[str] = set()
+        self._told = told if told is not None else set()
 
     def event(self, kind: str, text: str) -> None:
         """Tell that something happened."""

@@ -34,7 +34,8 @@ def training_processes() -> list[psutil.Process]:
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
-            if "RayTrainWorker" in " ".join(process.cmdline()):
+            command = " ".join(process.cmdline())
+            if "RayTrainWorker" in command or "RecruitWorker" in command:
                 found.append(process)
         except psutil.Error:
             continue
@@ -94,7 +95,10 @@ def test_train_then_resume_with_another_number_of_workers(shared_ray, tmp_path):
     model.load_state_dict(saved["model"], strict=True)
 
 
-def test_killed_worker_costs_steps_since_the_checkpoint_and_nothing_else(shared_ray, tmp_path):
+@pytest.mark.parametrize("live", [True, False])
+def test_killed_worker_costs_the_step_in_hand_or_those_since_the_checkpoint(
+    shared_ray, tmp_path, live
+):
     """F19: SIGKILL of one of three workers; the run ends normally and leaves no process."""
     run_dir = tmp_path / "run"
     killed = []
@@ -115,6 +119,7 @@ def test_killed_worker_costs_steps_since_the_checkpoint_and_nothing_else(shared_
         "stop.steps=60",
         "lr_rule.kind=none",
         "reducer.kind=torus",
+        f"membership.live={live}",
     )
     thread.join(1)
     assert killed, "the kill came too late"
@@ -123,8 +128,15 @@ def test_killed_worker_costs_steps_since_the_checkpoint_and_nothing_else(shared_
     assert steps.step.tolist() == list(range(1, 61))
     events = pd.read_parquet(run_dir / "events")
     resumed = events[(events.kind == "resume") & events.text.str.contains("resumed at step")]
-    assert len(resumed) == 1
-    assert int(resumed.step.iloc[0]) % 5 == 0
+    if live:
+        assert (events.kind == "lost").sum() == 1
+        assert not len(resumed)
+        sizes = steps.world_size.tolist()
+        assert sizes[0] == 3
+        assert 2 in sizes
+    else:
+        assert len(resumed) == 1
+        assert int(resumed.step.iloc[0]) % 5 == 0
     deadline = time.monotonic() + 20
     while training_processes() and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -21,7 +21,11 @@ def test_sums_for_lengths_that_do_and_do_not_divide(kind: str, world_size: int) 
     def body(rank: int) -> list[torch.Tensor]:
         plans = [plan for _, plan in table]
         groups = ProcessGroups(
-            Membership(store, rank, world_size), plans, torch.device("cpu"), timeout_seconds=20
+            Membership(store, rank, world_size),
+            plans,
+            torch.device("cpu"),
+            timeout_seconds=20,
+            join_seconds=20,
         )
         found = []
         for index, plan in enumerate(plans):

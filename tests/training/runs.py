@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from adaptive_platform.data import PythonConfig, wrap_dataset
 from adaptive_platform.gradients.precision import LossScale
 from adaptive_platform.recipe import Recipe, load_recipe
 from adaptive_platform.report.records import DecisionRecord, EvalRecord, EventRecord, StepRecord
+from adaptive_platform.training.held_records import Record
 from adaptive_platform.training.run import TrainingRun
 
 
@@ -47,7 +48,10 @@ class Watcher:
     events: list[EventRecord] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)
     """Steps that were known whenever records had to be made durable."""
+    leads: list[int] = field(default_factory=list)
+    """Steps at which this worker became the first."""
     stop: Callable[[], bool] = lambda: False
+    durable: Callable[[], int] = lambda: 0
 
     def step(self, record: StepRecord, fraction_done: float) -> None:
         self.steps.append(record)
@@ -63,6 +67,19 @@ class Watcher:
 
     def keep(self) -> None:
         self.kept.append(len(self.steps))
+
+    def lead(self, records: Sequence[Record], step: int) -> None:
+        """As with a journal: what the one before wrote of the same steps is written again."""
+        self.leads.append(step)
+        for record in records:
+            kind = {StepRecord: self.steps, DecisionRecord: self.decisions}
+            kind.get(type(record), self.evaluations).append(record)
+
+    def follow(self) -> None:
+        self.leads.clear()
+
+    def durable_step(self) -> int:
+        return self.durable()
 
     def stop_requested(self) -> bool:
         return self.stop()

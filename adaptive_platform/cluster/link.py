@@ -1,0 +1,146 @@
+"""A worker's side of live membership: stops, waits for the next list, and meets the others."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import ray
+from torch._C._distributed_c10d import Store
+
+from adaptive_platform.cluster.membership import Assignment, Member
+from adaptive_platform.cluster.rendezvous import connect_store, serve_store
+from adaptive_platform.cluster.roster import Verdict
+from adaptive_platform.collectives import CollectiveError, Membership
+from adaptive_platform.errors import RunFailedError
+from adaptive_platform.training.regrouping import NextMembers
+
+__all__ = ["MembershipLink"]
+
+
+_PATIENCE_SECONDS = 60.0
+
+
+class MembershipLink:
+    """Implements `training.regrouping.Regrouping` with the mailbox's list of workers.
+
+    Args:
+        mailbox: The actor.
+        attempt: Which attempt of Ray Train this worker belongs to.
+        name: Of this worker, unique within the run.
+        timeout_seconds: Of operations between workers: a peer that lives notices within it.
+        change_wanted: What the first worker heard last.
+        joining: This worker is not a member yet; its first `next` waits until there is room.
+    """
+
+    def __init__(
+        self,
+        mailbox: Any,
+        attempt: str,
+        name: str,
+        *,
+        timeout_seconds: float,
+        change_wanted: Callable[[], bool],
+        joining: bool,
+    ) -> None:
+        self._mailbox = mailbox
+        self._attempt = attempt
+        self._name = name
+        self._timeout_seconds = timeout_seconds
+        self._change_wanted = change_wanted
+        self._joining = joining
+        context = ray.get_runtime_context()
+        self._node = context.get_node_id()
+        self._actor = context.current_actor
+        self._group = ray.util.get_current_placement_group()
+        self._host = ray.util.get_node_ip_address()
+        self._why = ""
+
+    def enroll(self, rank: int, world_size: int) -> None:
+        """Say that this worker of Ray Train is there."""
+        member = self._member(("", 0))
+        ray.get(self._mailbox.enroll.remote(self._attempt, rank, world_size, member))
+
+    def change_wanted(self) -> bool:
+        """See `Regrouping.change_wanted`."""
+        return self._change_wanted()
+
+    def next(self, failure: CollectiveError | None) -> NextMembers | None:
+        """See `Regrouping.next`."""
+        found = self._ask()
+        if isinstance(found, NextMembers):
+            self._joining = False
+            return found
+        if found is None or self._joining:
+            return None
+        if failure is not None and found is Verdict.RESTART:
+            raise failure
+        raise RunFailedError(
+            "more workers were lost without a committed step in between than max_failures allows; "
+            f"the last one: {self._why or failure}"
+        )
+
+    def lose(self, why: str) -> bool:
+        """Say that this worker ends, and why; True where others go on without it."""
+        with suppress(ray.exceptions.RayError):
+            ray.get(self._mailbox.lose.remote(self._attempt, self._name, why), timeout=10.0)
+            found = ray.get(self._mailbox.verdict.remote(), timeout=10.0)
+            return Verdict(found) is Verdict.GO_ON
+        return False
+
+    def wait_for_end(self) -> None:
+        """Return when the run is over for all workers."""
+        with suppress(ray.exceptions.RayError):
+            while Verdict(ray.get(self._mailbox.verdict.remote())) is Verdict.GO_ON:
+                time.sleep(1.0)
+
+    def finish(self) -> None:
+        """Say that this worker came to the end of the run."""
+        with suppress(ray.exceptions.RayError):
+            ray.get(self._mailbox.finish.remote(self._attempt, self._name), timeout=10.0)
+
+    def _ask(self) -> NextMembers | Verdict | None:
+        store = serve_store(self._host, self._timeout_seconds)
+        member = self._member((self._host, store.port))
+        answer = self._mailbox.next.remote(self._attempt, member, self._joining)
+        # Peers that live notice within their limit; for a free place one may wait for ever.
+        limit = None if self._joining else self._timeout_seconds + _PATIENCE_SECONDS
+        try:
+            found: Assignment = ray.get(answer, timeout=limit)
+        except ray.exceptions.RayError:
+            return Verdict.RESTART  # cut off: whoever is left goes on without this worker
+        verdict, self._why = Verdict(found.verdict), found.why
+        if verdict is Verdict.OVER or (verdict is Verdict.GO_ON and found.rank is None):
+            return None
+        if found.rank is None:
+            return verdict
+        return NextMembers(
+            membership=Membership(
+                store=self._store(store, found),
+                rank=found.rank,
+                world_size=len(found.nodes),
+                generation=found.number,
+                node_of_rank=found.nodes,
+            ),
+            lost=found.lost,
+            joined=found.joined,
+            left=found.left,
+        )
+
+    def _store(self, own: Store, found: Assignment) -> Store:
+        if found.rank == 0:
+            return own
+        return connect_store(*found.address, self._timeout_seconds)
+
+    def _member(self, address: tuple[str, int]) -> Member:
+        return Member(
+            name=self._name,
+            node=self._node,
+            actor=self._actor,
+            pid=os.getpid(),
+            address=address,
+            placement_group=self._group,
+        )
