@@ -49,8 +49,9 @@ def test_made_pictures_are_said_to_be_made_and_are_as_large_as_photographs(tmp_p
         assert 0.3 < path.stat().st_size / pixels < 1.2, "bytes per pixel; ImageNet's have 0.6"
 
 
-def test_a_missing_folder_is_an_error_and_data_belongs_to_input(tmp_path):
+def test_a_missing_folder_is_an_error_and_so_is_one_without_pictures(tmp_path):
     with pytest.raises(DataError, match="is no folder"):
         input_pipeline(quick=True, data=str(tmp_path / "absent"))
-    result = CliRunner().invoke(app, ["bench", "overhead", "--data", str(tmp_path)])
-    assert "--data" in str(result.exception)
+    result = CliRunner().invoke(app, ["bench", "input", "--data", str(tmp_path)])
+    assert isinstance(result.exception, DataError)
+    assert "no usable image" in str(result.exception)
