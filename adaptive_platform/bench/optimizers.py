@@ -24,7 +24,11 @@ from adaptive_platform.bench.rows import Row, paired
 from adaptive_platform.collectives import Membership
 from adaptive_platform.data import PythonConfig, wrap_dataset
 from adaptive_platform.models import ModelConfig
+from adaptive_platform.optimizers import Exchange
+from adaptive_platform.optimizers.natural.blocks import KroneckerBlock
+from adaptive_platform.optimizers.natural.coverage import cover
 from adaptive_platform.optimizers.natural.kronecker import NaturalGradient
+from adaptive_platform.optimizers.natural.workers import Workers
 from adaptive_platform.recipe import Recipe, load_recipe
 from adaptive_platform.training.run import TrainingRun
 
@@ -90,7 +94,8 @@ def optimizers(*, quick: bool, stages: tuple[str, ...] = ()) -> list[Row]:
     the platform's own on all sides but kfac-pytorch's. The first steps, in which everything is made
     for the first time, do not count. CPU time is that of the busiest worker's process; it hardly
     sees what else runs on the machine, nor waiting. Memory is the peak of a fresh process per
-    optimizer, and what one worker of one and of two keeps of factors and inverses.
+    optimizer, and what one worker of one and of two keeps of factors and inverses; for ResNet-50
+    the factors also follow from shapes alone.
 
     Args:
         quick: Small networks and few blocks, to end within a minute.
@@ -109,6 +114,7 @@ def optimizers(*, quick: bool, stages: tuple[str, ...] = ()) -> list[Row]:
         rows += _compare(stage, wall, "s") + _compare(stage, cpu, "CPU s")
         if not quick:
             rows += _memory(stage)
+    rows += _factors_per_worker()
     if not quick and find_spec("kfac") is None:
         note = f"{_KFAC_LIBRARY} is not installed: left out (pip install {_KFAC_LIBRARY})."
         print(note, file=sys.stderr)
@@ -174,6 +180,23 @@ def _memory(stage: _Stage) -> list[Row]:
         case = f"{stage.title}: factors and inverses per worker of two, over the factors of all"
         most = max(each["kept_mib"] for each in kept)
         rows.append(paired("optimizers", case, "MiB", [most], [_RESNET50_FACTORS_MIB]))
+    return rows
+
+
+def _factors_per_worker() -> list[Row]:
+    """A and G of ResNet-50 as full matrices on the fullest worker, from its layers' shapes."""
+    layers = cover(ModelConfig(name="resnet50").build(1000, seed=0), norms=False).layers
+    blocks = [KroneckerBlock(layer, keeps_rows=False) for layer in layers]
+    rows = []
+    for world_size in (1, 2, 8, 32):
+        workers = Workers(Exchange(world_size=world_size), fraction=0.0)
+        workers.place(blocks)
+        kept = [0.0] * world_size
+        for block in blocks:
+            elements = sum(part.side**2 for part in block.parts.values())
+            kept[workers.placement(block).owner] += elements * 4 / _MIB
+        case = f"resnet50 at 224x224: factors per worker of {world_size}, from shapes"
+        rows.append(paired("optimizers", case, "MiB", [max(kept)], [_RESNET50_FACTORS_MIB]))
     return rows
 
 

@@ -88,6 +88,17 @@ CLAIMS = (
         figure="bytes_per_step",
     ),
     Claim(
+        text="Sparse sums send fewer bytes",
+        larger="sun-2019, dense",
+        smaller="sun-2019",
+        figure="bytes_per_step",
+    ),
+    Claim(
+        text="Dense sums are more accurate than sparse ones (should not show)",
+        larger="sun-2019, dense",
+        smaller="sun-2019",
+    ),
+    Claim(
         text=f"SP-NGD is at {TARGET:.0%} in fewer steps than LARS",
         larger="jia-2018",
         smaller="osawa-2020",

@@ -55,6 +55,11 @@ _FURTHER = (
     Arm(
         name="jin-2016-gossip, push", recipe="jin-2016-gossip", changes=("sync.direction=push",)
     ),
+    Arm(
+        name="sun-2019, dense",
+        recipe="sun-2019",
+        changes=("reducer.sparse=null", "optimizer.momentum=0.9"),
+    ),
     Arm(name="yao-2018, ABS", recipe="yao-2018", changes=("batch={kind: abs, global_batch: 32, "
         "duration_epochs: 2, max_ratio: 16}",)),
     Arm(name="jiang-2023, LARS alone", recipe="jiang-2023", changes=("vr=null",)),
@@ -192,11 +197,16 @@ class _Keeper(SilentObserver):
     """Keeps steps, evaluations and what was sent for the steps alone."""
 
     def __init__(self) -> None:
-        self.run: TrainingRun | None = None
+        self._run: TrainingRun | None = None
         self.steps: list[StepRecord] = []
         self.evaluations: list[EvalRecord] = []
         self.bytes_sent = 0
         self._mark = 0
+
+    def watch(self, run: TrainingRun) -> None:
+        """Begin to count what is sent, now that the workers have met."""
+        self._run = run
+        self._since()
 
     def step(self, record: StepRecord, fraction_done: float) -> None:
         """See `Observer.step`."""
@@ -209,8 +219,8 @@ class _Keeper(SilentObserver):
         self._since()
 
     def _since(self) -> int:
-        assert self.run is not None
-        before, self._mark = self._mark, self.run.bytes_sent
+        assert self._run is not None
+        before, self._mark = self._mark, self._run.bytes_sent
         return self._mark - before
 
 
@@ -228,7 +238,7 @@ def _train(membership: Membership, job: Job) -> dict[str, Any]:
         observer=keeper,
         makes_adversaries=True,
     ) as run:
-        keeper.run = run
+        keeper.watch(run)
         for batch in run:
             with run.memory_guard():
                 trained_on = run.with_adversaries(batch, loss)

@@ -35,6 +35,19 @@ def overhead(
 
 
 @commands.command()
+def chaos(
+    quick: _Quick = False,
+    as_json: _AsJson = False,
+    case: Annotated[str, typer.Option(help="Only scenarios with this in their name.")] = "",
+) -> None:
+    """Runs in trouble: kills, drains, new nodes; how long it takes, and that nothing is lost."""
+    from adaptive_platform.bench.chaos import chaos as measure
+
+    notes: list[str] = []
+    _print(measure(quick=quick, case=case, say=notes.append), notes, as_json=as_json)
+
+
+@commands.command()
 def optimizers(quick: _Quick = False, as_json: _AsJson = False) -> None:
     """Steps of each optimizer against torch's own and kfac-pytorch."""
     from adaptive_platform.bench.optimizers import optimizers as measure

@@ -56,7 +56,8 @@ def launch(
         console: Where people read; None for silence.
         command_time: When the user's command began, in seconds since 1970, for the start-up
             account; now where None.
-        watch: Sees the messages of the workers a few times a second; the workers save and leave
+        watch: Sees the messages of the workers a few times a second, and as `members` their
+            processes and nodes by rank where membership is live; the workers save and leave
             once it has returned True.
         sweep: Name of the sweep that the run is a trial of, for its metrics.
         **brought: The user's own `model`, `train_data`, `eval_data`, `classes`, `loss`, as in
@@ -183,7 +184,10 @@ def _run_trainer(
         thread.join(_POLL_SECONDS)
         take()
         if recruiter is not None and not asked.exit_code:
-            recruiter.look()
+            status = recruiter.look()
+            if status is not None and watch is not None:
+                members = {"pids": status.pids, "nodes": status.nodes}
+                watch([("members", members, 0.0)])
         if asked.exit_code and not passed_on:
             passed_on = True
             job.mailbox.ask_to_stop.remote()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -139,6 +140,7 @@ class MembershipLink:
             name=self._name,
             node=self._node,
             actor=self._actor,
+            pid=os.getpid(),
             address=address,
             placement_group=self._group,
         )

@@ -29,6 +29,8 @@ class Member:
     """Ray's id of its machine."""
     actor: Any
     """Handle of the actor that it runs in."""
+    pid: int = 0
+    """Its process, on its machine."""
     address: tuple[str, int] = ("", 0)
     """Where it would serve the store of the next generation, were it the first."""
     placement_group: Any = None
@@ -59,6 +61,11 @@ class MembershipStatus:
 
     attempt: str
     present: tuple[str, ...] = ()
+    """By rank."""
+    pids: tuple[int, ...] = ()
+    """Process of each of them, on its machine."""
+    nodes: tuple[str, ...] = ()
+    """Machine of each of them."""
     waiting: tuple[str, ...] = ()
     vacant: int = 0
     """Places in Ray Train's placement group whose worker is lost."""
@@ -158,6 +165,8 @@ class MembershipDesk:
         return MembershipStatus(
             attempt=self._attempt,
             present=present,
+            pids=tuple(self._members[name].pid for name in present),
+            nodes=tuple(self._members[name].node for name in present),
             waiting=waiting,
             vacant=len(self._vacant),
             placement_group=group[0] if group else None,

@@ -98,25 +98,28 @@ class Recruiter:
         self._not_before = 0.0
         self._told = ""
 
-    def look(self) -> Verdict:
-        """Start what is missing; called a few times a second. Returns what becomes of the run."""
+    def look(self) -> MembershipStatus | None:
+        """Start what is missing; called a few times a second.
+
+        Returns:
+            Who is there, about once a second.
+        """
         now = time.monotonic()
         if now - self._looked_at < _LOOK_SECONDS:
-            return Verdict.GO_ON
+            return None
         self._looked_at = now
         try:
             status: MembershipStatus = ray.get(self._mailbox.status.remote(), timeout=10.0)
         except ray.exceptions.RayError:
-            return Verdict.RESTART
+            return None
         self._bury(status)
         with suppress(ray.exceptions.RayError):
             draining = set(ray._private.state.state.get_draining_nodes())
             if draining:
                 self._mailbox.drain.remote(draining)
-        verdict = Verdict(status.verdict)
-        if verdict is Verdict.GO_ON and now >= self._not_before:
+        if Verdict(status.verdict) is Verdict.GO_ON and now >= self._not_before:
             self._start(status)
-        return verdict
+        return status
 
     def close(self) -> None:
         """Let recruits come to their end, then end their actors."""

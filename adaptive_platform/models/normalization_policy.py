@@ -9,7 +9,9 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 from pydantic import Field, field_validator
 from pydantic_core.core_schema import ValidationInfo
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from adaptive_platform.errors import UserError
 from adaptive_platform.models.evaluation_statistics import use_last_batch
 from adaptive_platform.models.ghost_batches import GhostBatchNorm
 from adaptive_platform.models.group_batch_norm import GroupBatchNorm, normalization_group
@@ -30,7 +32,7 @@ GroupLink = Callable[[tuple[int, ...]], Callable[[Tensor], object]]
 
 
 class NormalizationPolicy(Variant, ABC):
-    """How batch normalization takes its statistics; models without it are left as they are."""
+    """How batch normalization takes its statistics; the plain `local` suits models without it."""
 
     together: ClassVar[bool] = False
     """Workers talk to each other within a pass, so all must make equally many."""
@@ -60,7 +62,16 @@ class NormalizationPolicy(Variant, ABC):
 
         Returns:
             How many layers were replaced.
+
+        Raises:
+            UserError: The model has no batch normalization that it could change.
         """
+        has_any = any(isinstance(module, _BatchNorm) for module in model.modules())
+        if self != LocalNorm() and not has_any:
+            raise UserError(
+                f"model.normalization.kind = {self.kind}: the model has no batch normalization. "
+                "Leave it out."
+            )
         replaced = self._replace(model, rank, world_size, link)
         if self.evaluation == "last_batch":
             use_last_batch(model)

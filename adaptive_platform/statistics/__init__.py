@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from adaptive_platform.statistics.moments import DifferencedMoments, StepMoments
 from adaptive_platform.statistics.noise_scale import NoiseScaleEstimator, StatisticsConfig
+from adaptive_platform.statistics.stragglers import Straggler, Stragglers
 from adaptive_platform.statistics.variance_reduction import (
     VarianceReduction,
     VarianceReductionConfig,
@@ -14,6 +15,8 @@ __all__ = [
     "NoiseScaleEstimator",
     "StatisticsConfig",
     "StepMoments",
+    "Straggler",
+    "Stragglers",
     "VarianceReduction",
     "VarianceReductionConfig",
 ]

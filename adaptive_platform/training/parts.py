@@ -29,6 +29,7 @@ from adaptive_platform.optimizers import AdamPreconditioner, Exchange, Listening
 from adaptive_platform.optimizers.cyclic_tail import CyclicTailSchedule
 from adaptive_platform.progress import Progress
 from adaptive_platform.recipe import Recipe
+from adaptive_platform.statistics import Stragglers
 from adaptive_platform.training.checkpoint_writer import CheckpointWriter
 from adaptive_platform.training.copies import Copies
 from adaptive_platform.training.curvature import Curvature
@@ -80,6 +81,7 @@ class Parts:
     rates: Rates
     tell: Teller
     share: OwnShare
+    stragglers: Stragglers
     measuring: Measuring
     scoring: Scoring
     persistence: Persistence
@@ -188,7 +190,7 @@ def assemble(
             model.named_parameters(),
             reducer.start,
             bucket_bytes=int(recipe.reducer.bucket_mib * _MIB),
-            rider_slots=RIDER_SLOTS + buffers.num_averaged,
+            rider_slots=RIDER_SLOTS + buffers.num_averaged + membership.world_size,
             layers=recipe.statistics.layers or "layers" in recipe.batch.needs,
             preconditioner=preconditioner,
             start_gradients=_narrowed(recipe, reducer),
@@ -254,10 +256,18 @@ def assemble(
             subgroups=subgroups,
             optimizer=optimizer,
             buckets=buckets,
-            step=Step(optimizer, buckets, buffers, clip_norm=recipe.clip_norm),
+            step=Step(
+                optimizer,
+                buckets,
+                buffers,
+                clip_norm=recipe.clip_norm,
+                rank=membership.rank,
+                world_size=membership.world_size,
+            ),
             rates=Rates(recipe, optimizer, state),
             tell=tell,
             share=share,
+            stragglers=Stragglers(),
             measuring=Measuring(
                 recipe,
                 state,

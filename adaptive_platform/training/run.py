@@ -158,6 +158,7 @@ class TrainingRun:
         self._rates = parts.rates
         self._tell = parts.tell
         self._share = parts.share
+        self._stragglers = parts.stragglers
         self._measuring = parts.measuring
         self._scoring = parts.scoring
         self._persistence = parts.persistence
@@ -373,6 +374,11 @@ class TrainingRun:
             mine = [i for m in (share.microbatches if share else []) for i in m.ids.tolist()]
             ids = self.reducer.all_gather_object(mine)
         self._settle(measured, consumed, share, started, ids)
+        for slow in self._stragglers.observe(measured.paces):
+            self._tell.event(
+                "straggler",
+                f"worker {slow.rank} takes {slow.ratio:.1f} times as long per sample as the others",
+            )
         self._follow_up()
 
     def _passes(self, consumed: int, share: Share | None) -> Iterator[MicroBatch]:

@@ -75,6 +75,8 @@ class Measured:
     """Workers that know that the membership is to change."""
     durable_step: int
     """Records of earlier steps are durable."""
+    paces: tuple[float, ...]
+    """Seconds per sample of each worker's own passes, by rank; 0 for one without samples."""
     reduce_seconds: float
     """Time this worker waited for the reduction after its backward had ended."""
     statistics_seconds: float
@@ -94,6 +96,9 @@ class Step:
         buckets: The gradients of the model, with a rider of `RIDER_SLOTS` and of the buffers.
         buffers: What forward moves in the model, such as batch norm's averages.
         clip_norm: Largest norm of the gradient that reaches the optimizer; None for any.
+        rank: This worker.
+        world_size: Workers; behind those of the buffers the rider has a slot for each, to compare
+            their paces. 0 where it has none.
     """
 
     def __init__(
@@ -103,7 +108,12 @@ class Step:
         buffers: SharedBuffers,
         *,
         clip_norm: float | None,
+        rank: int = 0,
+        world_size: int = 0,
     ) -> None:
+        self._rank = rank
+        self._end_of_buffers = RIDER_SLOTS + buffers.num_averaged
+        self._end_of_rider = self._end_of_buffers + world_size
         self._optimizer = optimizer
         self._buckets = buckets
         self._clip_norm = clip_norm
@@ -145,6 +155,7 @@ class Step:
         self._abandoned = False
         self._in_hand = True
         self._samples = 0
+        self._began = time.perf_counter()
         if self._listener is not None:
             self._listener.begin(global_batch, loss_scale)
         self._buffers.keep()
@@ -237,18 +248,25 @@ class Step:
             self._sums[_PRESENT] = 1.0
             self._sums[_OWN_SQNORM] = buckets.own_sqnorm() * self._own_factor**2
         buckets.rider[:RIDER_SLOTS].copy_(self._sums)
-        self._buffers.write_to(buckets.rider[RIDER_SLOTS:], weight=float(self._samples))
+        self._buffers.write_to(
+            buckets.rider[RIDER_SLOTS : self._end_of_buffers], weight=float(self._samples)
+        )
+        if self._samples and self._end_of_rider > self._end_of_buffers:
+            pace = (time.perf_counter() - self._began) / self._samples
+            buckets.rider[self._end_of_buffers + self._rank] = pace
         buckets.layer_rider.copy_(self._layer_sums)
         started = time.perf_counter()
         sqnorm = buckets.finish()
         both = torch.stack([sqnorm, buckets.summed_sqnorm])
-        parts = [buckets.used, buckets.rider[:RIDER_SLOTS], both]
+        paces = buckets.rider[self._end_of_buffers : self._end_of_rider]
+        parts = [buckets.used, paces, buckets.rider[:RIDER_SLOTS], both]
         if self._measure:
             parts += [buckets.layer_rider, buckets.summed_layer_sqnorms]
         values = torch.cat(parts).tolist()
         waited = time.perf_counter() - started
         marks = buckets.used.numel()
         self._used, values = values[:marks], values[marks:]
+        self._paces, values = values[: paces.numel()], values[paces.numel() :]
         return self._measured(values[:RIDER_SLOTS], values[RIDER_SLOTS:], waited)
 
     def _measured(self, sums: list[float], sqnorms: list[float], waited: float) -> Measured:
@@ -293,6 +311,7 @@ class Step:
             out_of_memory=round(sums[_OUT_OF_MEMORY]),
             change_requests=round(sums[_CHANGE]),
             durable_step=round(sums[_DURABLE]),
+            paces=tuple(self._paces),
             reduce_seconds=waited,
             statistics_seconds=self._buckets.statistics_seconds,
         )

@@ -44,3 +44,10 @@ def test_stages_have_titles_of_their_own() -> None:
     for stages in (bench._QUICK, bench._FULL):
         titles = [(stage.title, tuple(stage.arms)) for stage in stages]
         assert len(set(titles)) == len(titles)
+
+
+def test_the_factors_of_resnet50_are_those_of_the_sheet_and_are_shared_out() -> None:
+    rows = {row.case.split(" of ")[1].split(",")[0]: row for row in bench._factors_per_worker()}
+    assert rows["1"].value == pytest.approx(586.9, abs=0.05)
+    assert 0.5 <= rows["2"].ratio < 0.6
+    assert rows["32"].value <= rows["8"].value < rows["2"].value

@@ -154,12 +154,6 @@ def test_a_folder_without_images_is_refused(tmp_path):
     assert job.recipe["data"]["limit"] == 10_000
 
 
-@pytest.mark.parametrize("words", [["overhead", "--images", "x"], ["collectives", "--images", "x"]])
-def test_images_belong_to_recipes(words):
-    result = CliRunner().invoke(app, ["bench", *words])
-    assert "--images = x" in str(result.exception)
-
-
 def test_the_list_is_in_three_parts():
     shown = CliRunner().invoke(app, ["recipes"]).output
     first, small, large = shown.split("\n\n")

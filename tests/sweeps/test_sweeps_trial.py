@@ -87,8 +87,10 @@ def test_the_sweeps_wish_to_stop_reaches_the_run(sweep_dir, monkeypatch):
     result = RunResult(status="interrupted", exit_code=143)
     runs(monkeypatch, ("step", STEP, 0.25), result=result, seen=[])
     (sweep_dir / STOP_NAME).touch()
-    report = trial(sweep_dir).step()
-    assert "done" not in report
+    made = trial(sweep_dir)
+    assert "done" not in made.step()
+    with pytest.raises(TrialFailedError, match="its run was stopped"):
+        made.step()  # Tune asks once more; nobody is there to wait for
 
 
 def save(folder: str, step: int) -> None:

@@ -171,6 +171,12 @@ def test_statistics_of_a_group_are_not_recomputed() -> None:
         recipe(**policy("group", evaluation="recomputed"))
 
 
+def test_a_policy_for_a_model_without_batch_norm_is_refused() -> None:
+    for content in (policy("ghost"), policy("local", evaluation="last_batch")):
+        with pytest.raises(UserError, match="no batch normalization"):
+            train(recipe("stop.steps=1", **content))
+
+
 def test_a_policy_changes_no_name_and_no_parameter() -> None:
     config = recipe("stop.steps=1", **policy("ghost", samples=2))
     outcome = train(config, model=normed_net)[0]

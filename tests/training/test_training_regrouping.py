@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 import torch
@@ -136,8 +137,6 @@ def slowly(scene: Scene) -> None:
 
 
 def wait_for(condition, seconds: float = 20.0) -> bool:
-    import time
-
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -212,3 +211,12 @@ def test_any_mixture_of_kills_departures_and_joins_is_the_run_without_them(seed)
             raise KilledError
 
     check(live(config, 3, trouble, joiners=3, eval_data=Points(9)), plain, 1e-4)
+
+
+def test_a_slow_worker_is_named_within_twenty_steps():
+    def trouble(scene: Scene) -> None:
+        time.sleep(0.06 if scene.member == "b" else 0.02)
+
+    first = live(recipe("stop.steps=20", "batch.global_batch=4"), 2, trouble)["a"]
+    (told,) = [e for e in first.watcher.events if e.kind == "straggler"]
+    assert told.text.startswith("worker 1 takes ")
