@@ -18,6 +18,7 @@ from adaptive_platform.data import (
     EncodedImages,
     SampleStream,
     ShardedCache,
+    Shelf,
 )
 from adaptive_platform.errors import DataError, UserError
 from adaptive_platform.gradients.buckets import GradientBuckets
@@ -61,6 +62,8 @@ class Lasting:
     optimizer: Optimizer | None = None
     mixing: Mixing | None = None
     evaluated: Evaluated | None = None
+    shelf: Shelf = field(default_factory=lambda: Shelf(0))
+    """Encoded images that this worker holds in memory."""
     told: set[str] = field(default_factory=set)
     """Warnings that were told, and are not told twice."""
 
@@ -205,6 +208,7 @@ def assemble(
                 membership.world_size,
                 reducer.all_gather_object,
                 one_machine=len(set(membership.node_of_rank or ("one",))) == 1,
+                shelf=lasting.shelf,
             )
             resources.callback(train.close)
             tell.event("note", train.describe())
