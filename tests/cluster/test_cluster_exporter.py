@@ -96,5 +96,5 @@ def test_events_are_counted_by_kind_and_decisions_in_all(told):
 
 def test_no_labels_no_metrics(told):
     mailbox = Mailbox()
-    assert mailbox.post([("step", step(1), 0.1)]) is False
+    assert mailbox.post([("step", step(1), 0.1)]) == (False, False)
     assert Told.all == {}
