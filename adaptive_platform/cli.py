@@ -252,9 +252,11 @@ def bench(
     if name is _Bench.overhead:
         rows, notes = overhead(quick=quick, case=case)
     elif name is _Bench.chaos:
+        from functools import partial
+
         from adaptive_platform.bench.chaos import chaos
 
-        rows = chaos(quick=quick, case=case, say=notes.append)
+        rows = chaos(quick=quick, case=case, say=partial(print, file=sys.stderr, flush=True))
     elif name is _Bench.optimizers:
         rows = optimizers(quick=quick)
     else:
