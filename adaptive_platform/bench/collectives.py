@@ -33,6 +33,8 @@ _COMPOSED = ("auto", "hybrid")
 _BATCH_BYTES = 2**21
 """Small messages are sent repeatedly until this much has been, as one timing."""
 _MOST_REPEATS = 16
+_FEW_WORKERS = 4
+"""More take their time, as the processor is theirs in turn, so they repeat less."""
 SIZES = {"64 KB": 64_000, "1 MB": 1_000_000, "25 MB": 25_000_000, "100 MB": 100_000_000}
 _FACTORS = {"": 1, "K": 1_000, "M": 1_000_000, "G": 1_000_000_000}
 _GENERATION_OF_LINKS = 1000
@@ -193,7 +195,8 @@ def _time_blocks(
     times: Times = {(kind, size): ([], []) for kind in kinds for size in sizes}
     for size in sizes:
         buffer = torch.zeros(size // 4)
-        count = min(_MOST_REPEATS, max(1, _BATCH_BYTES // size))
+        most = max(1, _MOST_REPEATS * _FEW_WORKERS // max(_FEW_WORKERS, world_size))
+        count = min(most, max(1, _BATCH_BYTES // size))
         for block in range(blocks + 1):  # the first one warms up
             for kind, reducer in reducers.items():
                 bare = timed(lambda: raw.allreduce([buffer]).wait(), count)  # noqa: B023

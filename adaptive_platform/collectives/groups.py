@@ -158,7 +158,7 @@ class ProcessGroups:
             return tuple(silent)
 
         try:
-            return _bounded(ask, seconds + 1.0)
+            return _bounded(ask, 1.1 * seconds)
         except (RuntimeError, TimeoutError):
             return ()  # the store is gone as well; the caller's own error stands
 

@@ -136,7 +136,8 @@ def assemble(
     evaluation_loss = loss or recipe.loss.build_evaluation()
     memory_format = memory_format_of(model)
     policy = recipe.model.normalization
-    minimum = _smallest_slice(model, policy, membership.world_size)
+    smallest = _smallest_share(model, policy, membership.world_size)
+    minimum = smallest * membership.world_size if policy.together else smallest
     state = lasting.state or _first_state(recipe, len(source.train), minimum, data_config)
     with ExitStack() as resources:
         reducer = Reducer(
@@ -218,7 +219,7 @@ def assemble(
             stream,
             state,
             reducer,
-            minimum=1 if policy.together else minimum,
+            minimum=smallest,
             microbatch=recipe.microbatch,
             together=policy.together,
         )
@@ -302,10 +303,11 @@ def assemble(
         )
 
 
-def _smallest_slice(model: nn.Module, policy: NormalizationPolicy, world_size: int) -> int:
-    """Fewest samples of a step: one micro-batch, or where all must take part, one sample each."""
-    smallest = smallest_microbatch(model)
-    return max(smallest, world_size) if policy.together else smallest
+def _smallest_share(model: nn.Module, policy: NormalizationPolicy, world_size: int) -> int:
+    """Fewest samples of a micro-batch."""
+    if policy.together:
+        return policy.smallest_share(world_size)
+    return smallest_microbatch(model)
 
 
 def _cycle_ends(recipe: Recipe) -> list[float]:

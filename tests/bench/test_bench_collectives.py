@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -43,8 +46,8 @@ def test_links_from_a_broken_file_are_refused(tmp_path) -> None:
 
 
 def test_crowds_are_forked_and_sizes_are_read() -> None:
-    rows = collectives(quick=False, workers=(12,), sizes=read_sizes(["4 kb"]), plans=("torus",))
-    assert "12 workers, 4 KB: torus" in {row.case for row in rows}
+    rows = collectives(quick=True, workers=(6,), sizes=read_sizes(["4 kb"]), plans=("torus",))
+    assert "6 workers, 4 KB: torus" in {row.case for row in rows}
     with pytest.raises(UserError, match="--plan = square"):
         collectives(quick=True, plans=("square",))
 
@@ -71,3 +74,42 @@ def _dies_on_one(membership: Membership) -> None:
     if membership.rank == 1:
         os._exit(3)
     time.sleep(60)
+
+
+def test_nothing_is_left_when_the_benchmark_is_ended() -> None:
+    script = (
+        "from adaptive_platform.bench.processes import run_group\n"
+        "from test_bench_collectives import sleeps\n"
+        "if __name__ == '__main__':\n"
+        "    run_group(2, sleeps, fresh=False)\n"
+    )
+    folder = str(Path(__file__).parent)
+    paths = os.pathsep.join([folder, str(Path(folder).parents[1])])
+    bench = subprocess.Popen(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONPATH": paths},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert bench.stdout is not None
+    workers = [int(bench.stdout.readline()) for _ in range(2)]
+    bench.kill()
+    bench.wait()
+    for _ in range(200):
+        left = [pid for pid in workers if _runs(pid)]
+        if not left:
+            break
+        time.sleep(0.1)
+    assert not left
+
+
+def sleeps(membership: Membership) -> None:
+    print(os.getpid(), flush=True)
+    time.sleep(120)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except FileNotFoundError:
+        return False
