@@ -11,7 +11,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from adaptive_platform.checkpoints.store import CheckpointConfig
-from adaptive_platform.collectives import AnyReducer
+from adaptive_platform.collectives import AnyReducer, AutoConfig
 from adaptive_platform.controllers import AnyController, AnyLrRule, AnyMomentumRule
 from adaptive_platform.controllers.lr_rules import LegwConfig
 from adaptive_platform.controllers.momentum_rules import KeepMomentumConfig
@@ -38,6 +38,7 @@ __all__ = [
     "apply_overrides",
     "load_recipe",
     "parse_overrides",
+    "published_recipes",
     "read_mapping",
     "shipped_recipes",
 ]
@@ -47,7 +48,7 @@ _TEXTS = (["out"], ["resume"], ["address"], ["description"])
 
 _KEPT = {
     "batch": frozenset(["global_batch", "min_batch", "max_batch"]),
-    "reducer": frozenset(["bucket_mib", "timeout_seconds"]),
+    "reducer": frozenset(["bucket_mib", "timeout_seconds", "wire_dtype"]),
 }
 """Fields whose meaning does not depend on the kind of the part they belong to."""
 
@@ -172,7 +173,7 @@ class Recipe(Settings):
     max_failures: Annotated[int, Field(ge=0)] = 3
     """Worker losses without a committed step in between after which the run gives up; also how
     often all workers are started again from the newest checkpoint, where none could go on."""
-    reducer: AnyReducer
+    reducer: AnyReducer = AutoConfig()
     """How gradients are summed over workers."""
     sync: AnySync = EveryStepConfig()
     """How the workers' copies of the model are kept together."""
@@ -207,9 +208,14 @@ class Recipe(Settings):
         """Survivors go on without a restart: wanted, and every worker has all of the run's state.
 
         Second-order optimizers share out their factors, and a lost worker takes some with it; so
-        it is with copies that differ. Layers that normalize over workers are made for their number.
+        it is with copies that differ and with gradients that wait to be sent. Layers that normalize
+        over workers are made for their number.
         """
-        shared_out = self.optimizer.needs_model or self.sync.lets_copies_differ
+        shared_out = (
+            self.optimizer.needs_model
+            or self.sync.lets_copies_differ
+            or self.reducer.sparse is not None
+        )
         return self.membership.live and not shared_out and not self.model.normalization.together
 
     def to_yaml(self) -> str:
@@ -281,6 +287,8 @@ def _clashes(recipe: Recipe) -> Iterator[str]:
             f"{name}: it follows weights that are alike on all workers, and sync.kind = "
             f"{recipe.sync.kind} lets them differ; must be every_step, or leave it out."
         )
+    if recipe.reducer.sparse is not None:
+        yield from _sparse_clashes(recipe)
     momentum = recipe.momentum_rule
     if momentum.kind != "keep":
         optimizer = recipe.optimizer
@@ -320,6 +328,37 @@ def _sync_clashes(recipe: Recipe) -> Iterator[str]:
         )
 
 
+def _sparse_clashes(recipe: Recipe) -> Iterator[str]:
+    """What does not go together with gradients that travel sparsely."""
+    optimizer, batch, rule = recipe.optimizer, recipe.batch, recipe.lr_rule
+    wire = recipe.reducer.wire_dtype
+    if optimizer.kind not in ("sgd", "lars") or optimizer.chosen_momentum:
+        yield (
+            f"optimizer.kind = {optimizer.kind}: with reducer.sparse momentum is applied before "
+            "anything travels; must be sgd or lars with momentum = 0, and reducer.sparse.momentum "
+            "in its place."
+        )
+    if {"noise", "layers"} & batch.needs or rule.kind == "adascale":
+        yield (
+            f"reducer.sparse: batch.kind = {batch.kind} and lr_rule.kind = {rule.kind} need "
+            "measured noise, which a sum with holes does not give; use batch.kind fixed or "
+            "schedule, and lr_rule.kind none, linear, sqrt or legw."
+        )
+    for name, value in (("vr", recipe.vr), ("clip_norm", recipe.clip_norm), ("wire_dtype", wire)):
+        if value is not None:
+            yield f"{name}: does not go together with reducer.sparse; leave one of the two away."
+    if recipe.sync.kind != "every_step":
+        yield (
+            f"sync.kind = {recipe.sync.kind}: reducer.sparse is for gradients that are summed in "
+            "every step; must be every_step."
+        )
+    if recipe.precision.first_scale().value != 1.0:
+        yield (
+            "precision: what waits for later steps can't follow a loss scale that moves; with "
+            "reducer.sparse train in float32 or bfloat16."
+        )
+
+
 def shipped_recipes() -> dict[str, str]:
     """Names of the recipes in the package with their one-line descriptions."""
     found = {}
@@ -327,6 +366,15 @@ def shipped_recipes() -> dict[str, str]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         found[path.stem] = str(content.get("description", ""))
     return found
+
+
+def published_recipes() -> dict[str, str]:
+    """Names and descriptions of the small forms of published systems.
+
+    Each has a second form, `<name>-imagenet`, with the published settings.
+    """
+    shipped = shipped_recipes()
+    return {name: text for name, text in shipped.items() if f"{name}-imagenet" in shipped}
 
 
 def load_recipe(source: str | Path | dict[str, Any], overrides: list[str] | None = None) -> Recipe:
@@ -441,7 +489,8 @@ def _read_yaml(source: str) -> tuple[dict[str, Any], str]:
         hint = f" Did you mean `{close[0]}`?" if close else ""
         raise UserError(
             f"recipe = {source}: there is no shipped recipe and no file of that name.{hint} "
-            f"Shipped: {', '.join(shipped)}."
+            f"Shipped: {', '.join(n for n in shipped if not n.endswith('-imagenet'))}, and all of "
+            "`adaptive-platform recipes`."
         )
     try:
         content = read_mapping(text, source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -107,3 +108,12 @@ def test_recipes_have_the_name_of_their_file():
     for name in shipped_recipes():
         content = yaml.safe_load((ROOT / "experiments" / "recipes" / f"{name}.yaml").read_text())
         assert content["name"] == name
+
+
+def test_the_picture_of_the_grid_shows_the_plan(tmp_path):
+    """`docs/torus.py` draws it from the plan, so it can't show another grid than the code's."""
+    target = tmp_path / "torus.svg"
+    script = str(ROOT / "docs" / "torus.py")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, script, str(target)], check=True, env=environment)
+    assert target.read_text() == (ROOT / "docs" / "torus.svg").read_text()

@@ -18,6 +18,7 @@ from adaptive_platform.collectives import Membership
 from adaptive_platform.data import PythonConfig, wrap_dataset
 from adaptive_platform.models import ModelConfig
 from adaptive_platform.recipe import load_recipe
+from adaptive_platform.training.observer import Observer
 from adaptive_platform.training.run import TrainingRun
 
 __all__ = ["OURS", "PER_WORKER", "RARELY", "THEIRS", "WORKERS", "bare_loop", "missing", "our_loop"]
@@ -30,11 +31,8 @@ _CLASSES = 10
 
 OURS: dict[str, dict[str, Any]] = {
     "loop": {"statistics": {"every": 10**9}},
-    "statistics": {"lr_rule": {"kind": "adascale"}},
-    "layers": {
-        "lr_rule": {"kind": "adascale"},
-        "statistics": {"every": RARELY, "layers": True},
-    },
+    "statistics": {"lr_rule": {"kind": "adascale"}, "statistics": {"layers": False}},
+    "layers": {"lr_rule": {"kind": "adascale"}},
     "vr": {"lr_rule": {"kind": "adascale"}, "vr": {"every": RARELY}},
 }
 """Loops of ours and what each changes in the recipe."""
@@ -107,7 +105,12 @@ def bare_loop(
 
 
 def our_loop(
-    membership: Membership, model: str, optimizer_kind: str, arm: str, generation: int
+    membership: Membership,
+    model: str,
+    optimizer_kind: str,
+    arm: str,
+    generation: int,
+    observer: Observer | None = None,
 ) -> Iterator[None]:
     """The platform's loop on the same work.
 
@@ -117,6 +120,7 @@ def our_loop(
         optimizer_kind: Kind of the recipe's optimizer.
         arm: One of `OURS`.
         generation: Number of the group, different for each loop.
+        observer: Hears of every step on worker 0.
     """
     content: dict[str, Any] = {
         "stop": {"epochs": 100000},
@@ -137,6 +141,7 @@ def our_loop(
         wrap_dataset(_InMemory()),
         PythonConfig(),
         Membership(membership.store, membership.rank, membership.world_size, generation),
+        observer=observer,
     )
     for batch in run:
         # Here the step before has been concluded and the data of the next one is there.

@@ -24,7 +24,11 @@ from adaptive_platform.bench.rows import Row, paired
 from adaptive_platform.collectives import Membership
 from adaptive_platform.data import PythonConfig, wrap_dataset
 from adaptive_platform.models import ModelConfig
+from adaptive_platform.optimizers import Exchange
+from adaptive_platform.optimizers.natural.blocks import KroneckerBlock
+from adaptive_platform.optimizers.natural.coverage import cover
 from adaptive_platform.optimizers.natural.kronecker import NaturalGradient
+from adaptive_platform.optimizers.natural.workers import Workers
 from adaptive_platform.recipe import Recipe, load_recipe
 from adaptive_platform.training.run import TrainingRun
 
@@ -88,8 +92,10 @@ def optimizers(*, quick: bool, stages: tuple[str, ...] = ()) -> list[Row]:
     LARS and LAMB are held against torch's SGD and AdamW, `sp_ngd` against SGD and, where it is
     installed, kfac-pytorch around DDP with its inverse method at intervals 10 and 100. The loop is
     the platform's own on all sides but kfac-pytorch's. The first steps, in which everything is made
-    for the first time, do not count. Memory is the peak of a fresh process per optimizer, and what
-    one worker of one and of two keeps of factors and inverses.
+    for the first time, do not count. CPU time is that of the busiest worker's process; it hardly
+    sees what else runs on the machine, nor waiting. Memory is the peak of a fresh process per
+    optimizer, and what one worker of one and of two keeps of factors and inverses; for ResNet-50
+    the factors also follow from shapes alone.
 
     Args:
         quick: Small networks and few blocks, to end within a minute.
@@ -99,17 +105,23 @@ def optimizers(*, quick: bool, stages: tuple[str, ...] = ()) -> list[Row]:
     for stage in _QUICK if quick else _FULL:
         if stages and stage.title not in stages:
             continue
-        found = run_group(_WORKERS, _time_blocks, stage)[0]
-        rows += _compare(stage, found)
+        found = run_group(_WORKERS, _take_turns, stage)
+        wall = found[0][0]
+        cpu = {
+            arm: [max(each) for each in zip(*(cpu[arm] for _, cpu in found), strict=True)]
+            for arm in wall
+        }
+        rows += _compare(stage, wall, "s") + _compare(stage, cpu, "CPU s")
         if not quick:
             rows += _memory(stage)
+    rows += _factors_per_worker()
     if not quick and find_spec("kfac") is None:
         note = f"{_KFAC_LIBRARY} is not installed: left out (pip install {_KFAC_LIBRARY})."
         print(note, file=sys.stderr)
     return rows
 
 
-def _compare(stage: _Stage, found: dict[str, list[float]]) -> list[Row]:
+def _compare(stage: _Stage, found: dict[str, list[float]], unit: str) -> list[Row]:
     """Rows of one stage; a block's figure is its mean, so that rare expensive steps count."""
     blocks = {
         arm: [
@@ -128,7 +140,7 @@ def _compare(stage: _Stage, found: dict[str, list[float]]) -> list[Row]:
     ):
         if ours in blocks and baseline in blocks:
             case = f"{stage.title}: {ours} over {baseline}"
-            rows.append(paired("optimizers", case, "s/step", blocks[ours], blocks[baseline]))
+            rows.append(paired("optimizers", case, f"{unit}/step", blocks[ours], blocks[baseline]))
     for arm in ("sp_ngd", _KFAC_LIBRARY):
         if arm in found:
             longest, median = max(found[arm]), statistics.median(found[arm])
@@ -137,7 +149,7 @@ def _compare(stage: _Stage, found: dict[str, list[float]]) -> list[Row]:
                     bench="optimizers",
                     case=f"{stage.title}: longest step over median step, {arm}",
                     value=longest,
-                    unit="s",
+                    unit=unit,
                     baseline=median,
                     ratio=longest / median,
                     repeats=len(found[arm]),
@@ -171,23 +183,44 @@ def _memory(stage: _Stage) -> list[Row]:
     return rows
 
 
-def _time_blocks(membership: Membership, stage: _Stage) -> dict[str, list[float]]:
-    """Seconds of each step by arm, as rank 0 saw them; a step ends on all workers together."""
+def _factors_per_worker() -> list[Row]:
+    """A and G of ResNet-50 as full matrices on the fullest worker, from its layers' shapes."""
+    layers = cover(ModelConfig(name="resnet50").build(1000, seed=0), norms=False).layers
+    blocks = [KroneckerBlock(layer, keeps_rows=False) for layer in layers]
+    rows = []
+    for world_size in (1, 2, 8, 32):
+        workers = Workers(Exchange(world_size=world_size), fraction=0.0)
+        workers.place(blocks)
+        kept = [0.0] * world_size
+        for block in blocks:
+            elements = sum(part.side**2 for part in block.parts.values())
+            kept[workers.placement(block).owner] += elements * 4 / _MIB
+        case = f"resnet50 at 224x224: factors per worker of {world_size}, from shapes"
+        rows.append(paired("optimizers", case, "MiB", [max(kept)], [_RESNET50_FACTORS_MIB]))
+    return rows
+
+
+def _take_turns(
+    membership: Membership, stage: _Stage
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Wall and CPU seconds of each step by arm; a step ends on all workers together."""
     loops: dict[str, Iterator[object]] = {
         name: _Loop(membership, stage, optimizer, generation).steps()
         for generation, (name, optimizer) in enumerate(stage.arms.items(), start=1)
     }
     if stage.library and find_spec("kfac") is not None:
         loops[_KFAC_LIBRARY] = _library_steps(membership, stage)
-    seconds: dict[str, list[float]] = {name: [] for name in loops}
+    wall: dict[str, list[float]] = {name: [] for name in loops}
+    cpu: dict[str, list[float]] = {name: [] for name in loops}
     for block in range(stage.blocks + 1):
         for name, loop in loops.items():
             for _ in range(stage.steps if block else stage.warm_up):
-                started = time.perf_counter()
+                started, used = time.perf_counter(), time.process_time()
                 next(loop)
                 if block:
-                    seconds[name].append(time.perf_counter() - started)
-    return seconds
+                    cpu[name].append(time.process_time() - used)
+                    wall[name].append(time.perf_counter() - started)
+    return wall, cpu
 
 
 def _measure_memory(membership: Membership, stage: _Stage, arm: str) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -10,6 +11,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
+from adaptive_platform.bench.model_profile import Bucket
 from adaptive_platform.collectives import (
     AutoConfig,
     Link,
@@ -40,12 +42,19 @@ class Step:
     """Forward and backward of one step on one worker, without communication."""
     bucket_bytes: float
     """Gradients are reduced in buckets of this size, ready at even distances in backward."""
+    buckets: tuple[Bucket, ...] = ()
+    """The buckets of a model that is known; `bucket_bytes` then plays no part."""
+    samples_to_go: float | None = None
+    """Samples of the whole training, for the time that it takes."""
+    samples_per_worker: int = 1
+    """Samples of one worker and step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRow:
     """One plan."""
 
+    workers: int
     plan: str
     grid: tuple[int, int]
     """Rows and row length of a torus; (1, workers) otherwise."""
@@ -59,6 +68,10 @@ class PlanRow:
     """What of it backward does not hide, where a `Step` was given."""
     efficiency: float | None
     """Computation / (computation + exposed reduction)."""
+    step_seconds: float | None
+    """Computation and exposed reduction of one step."""
+    training_seconds: float | None
+    """Of all steps, where the step says how many samples there are to go."""
 
 
 def price_plans(
@@ -69,6 +82,7 @@ def price_plans(
     workers_per_node: int = 1,
     grid: tuple[int, int] | None = None,
     step: Step | None = None,
+    kinds: Sequence[str] = (),
 ) -> list[PlanRow]:
     """Price every plan, cheapest first.
 
@@ -79,6 +93,7 @@ def price_plans(
         workers_per_node: Neighbouring ranks on one machine, which share its network card.
         grid: Rows and row length of the torus; left out, one row per machine or the squarest.
         step: What the reduction overlaps with.
+        kinds: Plans to price; all where none are named.
 
     Raises:
         UserError: The grid does not hold the workers, or the machines do not.
@@ -95,9 +110,10 @@ def price_plans(
     plans = {
         kind: variant(kind=kind).plan(workers, nodes)
         for kind, variant in variants_of(ReducerConfig).items()
-        if kind not in _COMPOSED
+        if kind not in _COMPOSED and kind != "torus" and (not kinds or kind in kinds)
     }
-    plans["torus"] = TorusConfig(grid=grid).plan(workers, nodes)
+    if not kinds or "torus" in kinds:
+        plans["torus"] = TorusConfig(grid=grid).plan(workers, nodes)
     rows = [_row(plan, links, message_bytes, nodes, step) for plan in plans.values()]
     return sorted(rows, key=lambda row: row.seconds)
 
@@ -108,18 +124,38 @@ def print_plans(rows: Sequence[PlanRow], *, as_json: bool, console: Console) -> 
         for row in rows:
             print(json.dumps(asdict(row)))
         return
-    table = Table("plan", "grid", "steps", "MB on busiest link", "seconds", box=None)
+    several = len({row.workers for row in rows}) > 1
+    table = Table(*(["workers"] if several else []), "plan", "grid", "steps", box=None)
+    table.caption = "MB: over the busiest link; seconds: one reduction of everything"
+    for title in ("MB", "seconds"):
+        table.add_column(title)
     with_step = rows[0].efficiency is not None
     if with_step:
-        table.add_column("exposed s")
-        table.add_column("efficiency")
+        for title in ("exposed s", "step s", "efficiency"):
+            table.add_column(title)
+    with_training = rows[0].training_seconds is not None
+    if with_training:
+        table.add_column("training")
     for row in rows:
         grid = f"{row.grid[0]} x {row.grid[1]}" if row.grid[0] > 1 else ""
-        cells = [row.plan, grid, str(row.steps), f"{row.bytes / 1e6:.1f}", f"{row.seconds:.4g}"]
+        cells = [f"{row.workers:,}"] if several else []
+        cells += [row.plan, grid, str(row.steps), f"{row.bytes / 1e6:.1f}", f"{row.seconds:.4g}"]
         if with_step:
-            cells += [f"{row.exposed_seconds:.4g}", f"{row.efficiency:.1%}"]
+            cells += [
+                f"{row.exposed_seconds:.4g}",
+                f"{row.step_seconds:.4g}",
+                f"{row.efficiency:.1%}",
+            ]
+        if row.training_seconds is not None:
+            cells.append(_duration(row.training_seconds))
         table.add_row(*cells)
     console.print(table)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 600:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 36_000 else f"{seconds / 3600:.1f} h"
 
 
 def make_links(alpha: float, beta: float, local_alpha: float, local_beta: float) -> Links:
@@ -147,9 +183,11 @@ def read_links(path: str) -> Links:
         UserError: The file is not readable or does not hold links.
     """
     try:
-        return AutoConfig.model_validate({"links": path}).links
+        links = AutoConfig.model_validate({"links": path}).links
     except ValidationError as error:
         raise user_error(error, AutoConfig) from None
+    assert links is not None
+    return links
 
 
 def read_grid(words: str) -> tuple[int, int]:
@@ -171,15 +209,16 @@ def _row(
     nodes: Sequence[str] | None,
     step: Step | None,
 ) -> PlanRow:
-    exposed = efficiency = None
+    exposed = efficiency = step_seconds = training_seconds = None
     if step is not None:
-        count = max(1, round(message_bytes / step.bucket_bytes))
-        bucket_seconds = cost(plan, message_bytes / count, links, nodes)
-        backward = _BACKWARD * step.compute_seconds
-        ready = [backward * (index + 1) / count for index in range(count)]
-        exposed = exposed_seconds(ready, [bucket_seconds] * count, backward)
-        efficiency = step.compute_seconds / (step.compute_seconds + exposed)
+        exposed = _exposed(plan, links, message_bytes, nodes, step)
+        step_seconds = step.compute_seconds + exposed
+        efficiency = step.compute_seconds / step_seconds
+        if step.samples_to_go is not None:
+            per_step = plan.world_size * step.samples_per_worker
+            training_seconds = math.ceil(step.samples_to_go / per_step) * step_seconds
     return PlanRow(
+        workers=plan.world_size,
         plan=plan.name,
         grid=plan.grid,
         steps=round(cost(plan, 1.0, _ONLY_ROUNDS)),
@@ -187,4 +226,22 @@ def _row(
         seconds=cost(plan, message_bytes, links, nodes),
         exposed_seconds=exposed,
         efficiency=efficiency,
+        step_seconds=step_seconds,
+        training_seconds=training_seconds,
+    )
+
+
+def _exposed(
+    plan: Plan, links: Links, message_bytes: float, nodes: Sequence[str] | None, step: Step
+) -> float:
+    backward = _BACKWARD * step.compute_seconds
+    buckets = step.buckets
+    if not buckets:
+        count = max(1, round(message_bytes / step.bucket_bytes))
+        buckets = tuple(Bucket(message_bytes / count, (i + 1) / count) for i in range(count))
+    seconds = {size: cost(plan, size, links, nodes) for size in {b.bytes for b in buckets}}
+    return exposed_seconds(
+        [backward * bucket.ready for bucket in buckets],
+        [seconds[bucket.bytes] for bucket in buckets],
+        backward,
     )

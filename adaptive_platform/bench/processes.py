@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
+import time
 import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
@@ -17,9 +21,21 @@ __all__ = ["run_group"]
 
 
 def run_group(
-    world_size: int, body: Callable[..., Any], *args: Any, timeout_seconds: float = 1800.0
+    world_size: int,
+    body: Callable[..., Any],
+    *args: Any,
+    timeout_seconds: float = 1800.0,
+    fresh: bool = True,
 ) -> list[Any]:
     """Call `body(membership, *args)` in `world_size` processes of one thread each.
+
+    Args:
+        world_size: Number of processes.
+        body: What each does; importable by its name.
+        args: Handed to it.
+        timeout_seconds: For all of them together.
+        fresh: Each process imports everything itself and so owns all of its memory. If not, they
+            are forked from one that has imported it, which makes dozens of them affordable.
 
     Returns:
         What each returned, by rank.
@@ -28,44 +44,68 @@ def run_group(
         RunFailedError: A process failed or did not come back in time.
     """
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    context = multiprocessing.get_context("spawn")
-    results = context.SimpleQueue()
+    get_context = multiprocessing.get_context
+    context = get_context("spawn") if fresh else get_context("forkserver")
+    if not fresh:
+        context.set_forkserver_preload([body.__module__])
+    pipes = [context.Pipe(duplex=False) for _ in range(world_size)]
     processes = [
         context.Process(
-            target=_work, args=(rank, world_size, server.port, results, body, args), daemon=True
+            target=_work, args=(rank, world_size, server.port, sender, body, args), daemon=True
         )
-        for rank in range(world_size)
+        for rank, (_, sender) in enumerate(pipes)
     ]
-    for process in processes:
+    for process, (_, sender) in zip(processes, pipes, strict=True):
         process.start()
-    for process in processes:
-        process.join(timeout_seconds)
-    found: dict[int, Any] = {}
-    while not results.empty():
-        rank, ok, value = results.get()
-        if not ok:
-            raise RunFailedError(f"benchmark process {rank} failed:\n{value}")
-        found[rank] = value
-    for process in processes:
-        if process.is_alive():
+        sender.close()  # the process has its own: when that closes, the pipe has ended
+    try:
+        return _collect([receiver for receiver, _ in pipes], timeout_seconds)
+    finally:
+        for process in processes:
             process.kill()
-    if len(found) != world_size:
-        missing = sorted(set(range(world_size)) - set(found))
-        raise RunFailedError(f"benchmark processes {missing} ended without a result.")
-    return [found[rank] for rank in range(world_size)]
+
+
+def _collect(receivers: list[Connection], timeout_seconds: float) -> list[Any]:
+    deadline = time.monotonic() + timeout_seconds
+    found: dict[int, Any] = {}
+    while len(found) < len(receivers):
+        missing = [each for rank, each in enumerate(receivers) if rank not in found]
+        ready = wait(missing, max(0.0, deadline - time.monotonic()))
+        if not ready:
+            ranks = sorted(set(range(len(receivers))) - set(found))
+            raise RunFailedError(f"benchmark processes {ranks} took over {timeout_seconds:g} s.")
+        for each in ready:
+            rank = receivers.index(each)  # type: ignore[arg-type]
+            try:
+                ok, value = receivers[rank].recv()
+            except EOFError:
+                raise RunFailedError(f"benchmark process {rank} ended without a result.") from None
+            if not ok:
+                raise RunFailedError(f"benchmark process {rank} failed:\n{value}")
+            found[rank] = value
+    return [found[rank] for rank in range(len(receivers))]
 
 
 def _work(
     rank: int,
     world_size: int,
     port: int,
-    results: Any,
+    sender: Connection,
     body: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
     torch.set_num_threads(1)
+    # Whoever ends the benchmark must not leave dozens of busy processes behind.
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
     try:
         store = TCPStore("127.0.0.1", port, is_master=False)
-        results.put((rank, True, body(Membership(store, rank, world_size), *args)))
+        sender.send((True, body(Membership(store, rank, world_size), *args)))
     except BaseException:
-        results.put((rank, False, traceback.format_exc()))
+        sender.send((False, traceback.format_exc()))
+
+
+def _leave_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -65,10 +65,11 @@ class Exporter:
             elif kind == "decision":
                 self._values["decisions"] += 1
             elif kind == "started" and "workers" in fields:
-                self._values["recoveries"] = float(self._attempts)
+                self._values["recoveries"] += float(self._attempts > 0)
                 self._attempts += 1
             elif kind == "event":
                 self._events[str(fields["kind"])] += 1
+                self._values["recoveries"] += fields["kind"] == "lost"
         if messages:
             self._set()
 

@@ -1,7 +1,8 @@
-"""Takes, for each message size, the plan that the cost model finds cheapest on the given links."""
+"""The torus over several machines, or on measured links the cheapest plan for each message size."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, field_validator
 
-from adaptive_platform.collectives.cost import Link, Links, cheapest
+from adaptive_platform.collectives.cost import Links, cheapest
 from adaptive_platform.collectives.halving_doubling import HalvingDoublingConfig
 from adaptive_platform.collectives.hierarchical import HierarchicalConfig
 from adaptive_platform.collectives.plan import MessagesConfig, Plan, PlanTable, ReducerConfig
@@ -34,20 +35,23 @@ _SIZES = tuple(float(2**power) for power in range(10, 31))
 
 
 class AutoConfig(MessagesConfig):
-    """The cheapest plan for each message size. Same inputs, so the same choice on all workers."""
+    """The default. Same inputs, so the same choice on all workers.
+
+    Without measured links: the torus where the workers are on more than one machine, and the
+    backend's own all-reduce on one, where nothing is far away. With them: for each message size the
+    plan that the cost model finds cheapest.
+    """
 
     kind: Literal["auto"] = "auto"
-    links: Links = Links(
-        remote=Link(latency_seconds=50e-6, bytes_per_second=1.25e9),
-        local=Link(latency_seconds=20e-6, bytes_per_second=5e9),
-    )
-    """Latency and bandwidth between machines and inside one. Left out: 10 Gbit/s Ethernet between
-    machines, 5 GB/s inside. A path names the file that `adaptive-platform bench collectives
-    --out FILE` wrote; it is read once and its numbers become part of the recipe."""
+    links: Links | None = None
+    """Latency and bandwidth between machines and inside one, as measured. A path names the file
+    that `adaptive-platform bench collectives --out FILE` wrote, with `--address` on the workers of
+    a cluster; it is read once and its numbers become part of the recipe. Nothing: not measured."""
     candidates: tuple[Candidate, ...] = Field(
         ("torus", "ring", "halving_doubling", "hierarchical", "tree"), min_length=1
     )
-    """Plans to choose from, with their default settings; the earlier wins among equals."""
+    """Plans to choose from on measured links, with their default settings; the earlier wins among
+    equals."""
 
     @field_validator("links", mode="before")
     @classmethod
@@ -61,12 +65,16 @@ class AutoConfig(MessagesConfig):
 
     def plans(self, world_size: int, node_of_rank: Sequence[str] | None = None) -> PlanTable:
         """The cheapest plan up to each limit; neighbours with the same plan are merged."""
+        if self.links is None:
+            several = len(set(node_of_rank or ())) > 1
+            rule = TorusConfig() if several else RingConfig()
+            return ((math.inf, rule.plan(world_size, node_of_rank)),)
         plans: dict[str, Plan] = {
             name: _KINDS[name]().plan(world_size, node_of_rank) for name in self.candidates
         }
         choices = [(size, cheapest(plans, size, self.links, node_of_rank)) for size in _SIZES]
         runs = [(name, list(run)) for name, run in groupby(choices, key=lambda choice: choice[1])]
-        limits = [run[-1][0] for _, run in runs[:-1]] + [float("inf")]
+        limits = [run[-1][0] for _, run in runs[:-1]] + [math.inf]
         return tuple((limit, plans[name]) for limit, (name, _) in zip(limits, runs, strict=True))
 
     def plan(self, world_size: int, node_of_rank: Sequence[str] | None = None) -> Plan:

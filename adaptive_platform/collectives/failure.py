@@ -39,6 +39,8 @@ class CollectiveError(RunFailedError):
         self.world_size = world_size
         self.generation = generation
         self.timeout_seconds = timeout_seconds
+        self.after_seconds = after_seconds
+        """From the beginning of the operation to the end of the roll call."""
         self.peers = tuple(peers)
         """Ranks that are lost, silent or on the other end of the broken link; may be empty."""
         self.reason = reason

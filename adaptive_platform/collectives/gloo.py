@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from itertools import pairwise
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -26,9 +26,8 @@ from adaptive_platform.collectives.deadline import Deadline
 from adaptive_platform.collectives.executor import Executor
 from adaptive_platform.collectives.failure import LinkError
 from adaptive_platform.collectives.groups import Group, ProcessGroups
-from adaptive_platform.collectives.pipeline import Program, Step, compile_program
-from adaptive_platform.collectives.plan import Phase, Plan
-from adaptive_platform.collectives.schedules import Algorithm, Op, chunk_bounds, rounds_of
+from adaptive_platform.collectives.plan import Plan
+from adaptive_platform.collectives.script import Act, Script, native_phase, write_script
 
 __all__ = ["GlooExecutor"]
 
@@ -66,65 +65,33 @@ class GlooExecutor(Executor):
         self._segment_bytes = segment_bytes
         self._num_slices = num_slices
         self._in_flight = in_flight
-        self._native = [
-            phase.op is Op.ALL_REDUCE and phase.algorithm is Algorithm.RING for phase in plan.phases
-        ]
+        self._native = native_phase(plan)
         self._scratch: dict[torch.dtype, list[torch.Tensor]] = {}
         self._casts: dict[torch.dtype, torch.Tensor] = {}
         # Nothing here may refer to this object: a cycle would keep the store's connection open
         # until the garbage collector comes by.
-        self._spans = lru_cache(maxsize=256)(partial(plan.spans, rank))
-        self._program = lru_cache(maxsize=256)(
-            partial(_compile, plan, rank, segment_bytes, in_flight)
-        )
+        self._script = lru_cache(maxsize=256)(partial(write_script, plan, rank))
 
     def reduce(self, buffer: torch.Tensor, wire_dtype: torch.dtype, deadline: Deadline) -> None:
-        """Phase by phase; a phase without elements is left out by all its workers alike."""
-        exact = wire_dtype is buffer.dtype
-        middle = self._native.index(True) if exact and True in self._native else None
-        if middle is None:
-            self._phases(range(len(self._native)), buffer, wire_dtype, deadline)
-            return
-        slices = self._slices(buffer)
-        sums: list[_Sum | None] = []
-        for part in slices:
-            self._phases(range(middle), part, wire_dtype, deadline)
-            sums.append(self._begin_phase_sum(middle, part, deadline))
-        for part, under_way in zip(slices, sums, strict=True):
-            if under_way is not None:
-                under_way.wait()
-            self._phases(range(middle + 1, len(self._native)), part, wire_dtype, deadline)
+        """Follow the script for a buffer of this length."""
+        script = self._script(
+            buffer.numel(),
+            segment=max(1, self._segment_bytes // wire_dtype.itemsize),
+            in_flight=self._in_flight,
+            num_slices=self._slices(buffer.nbytes),
+            exact=wire_dtype is buffer.dtype,
+        )
+        self._follow(script, buffer, wire_dtype, deadline)
 
-    def _slices(self, buffer: torch.Tensor) -> list[torch.Tensor]:
-        """Parts that can overlap; the buffer itself where there is nothing to overlap with."""
-        if len(self._native) == 1:
-            return [buffer]
+    def _slices(self, num_bytes: int) -> int:
+        """Parts that can overlap; one where there is nothing to overlap with."""
+        if self._native is None or len(self._plan.phases) == 1:
+            return 1
         # Shorter messages would cost more than the overlap brings. It brings more where phases
         # use different wires than on one machine, where they share its memory.
         shortest = self._segment_bytes // (4 if self._groups.several_machines else 2)
         largest_group = max(len(group) for group in self._plan.phases[0].groups)
-        smallest_slice_bytes = shortest * largest_group
-        count = max(1, min(self._num_slices, buffer.nbytes // smallest_slice_bytes))
-        bounds = chunk_bounds(0, buffer.numel(), count)
-        return [buffer[start:stop] for start, stop in pairwise(bounds)]
-
-    def _phases(
-        self, indices: range, part: torch.Tensor, wire_dtype: torch.dtype, deadline: Deadline
-    ) -> None:
-        """Some phases of one slice, by messages."""
-        for index in indices:
-            group = self._groups.of_phase(self._plan_index, index)
-            if group is None or self._spans(part.numel())[index].length == 0:
-                continue
-            program = self._program(index, part.numel(), wire_dtype.itemsize)
-            self._follow(program, self._plan.phases[index], group, part, wire_dtype, deadline)
-
-    def _begin_phase_sum(self, index: int, part: torch.Tensor, deadline: Deadline) -> _Sum | None:
-        """Gloo's own sum for this worker's group of a phase, where it has one."""
-        group, span = self._groups.of_phase(self._plan_index, index), self._spans(part.numel())
-        if group is None or span[index].length == 0:
-            return None
-        return _Sum(part[span[index].start : span[index].stop], group, deadline)
+        return max(1, min(self._num_slices, num_bytes // (shortest * largest_group)))
 
     def all_reduce(self, tensor: torch.Tensor, deadline: Deadline) -> None:
         """Gloo's own, over the group of all workers."""
@@ -189,63 +156,51 @@ class GlooExecutor(Executor):
         _Sum(torch.zeros(1), self._groups.world, deadline, "barrier").wait()
 
     def _follow(
-        self,
-        program: Program,
-        phase: Phase,
-        group: Group,
-        buffer: torch.Tensor,
-        wire_dtype: torch.dtype,
-        deadline: Deadline,
+        self, script: Script, buffer: torch.Tensor, wire_dtype: torch.dtype, deadline: Deadline
     ) -> None:
-        backend, slots = group.backend, self._slots(wire_dtype, program)
+        exact = wire_dtype is buffer.dtype
         # A part is cast again only when it came back changed, and then its first send has ended,
         # or when it is final, and then the same bytes are written once more.
-        exact = wire_dtype is buffer.dtype
         wire = buffer if exact else self._cast(wire_dtype, buffer.numel())
-        outgoing: dict[int, dist.Work] = {}
-        incoming: dict[int, tuple[dist.Work, torch.Tensor]] = {}
-        peer = 0
+        slots = self._slots(wire_dtype, script.slot_length)
+        groups = cast(list[Group], self._groups.of_plan(self._plan_index))  # none is named in vain
+        works: list[Any] = [None] * script.num_works
+        phase = peer = 0
         try:
-            for action in program.actions:
-                index = action.index
-                if action.step is Step.SEND:
-                    message = program.sends[index]
-                    peer = message.peer
-                    part = wire[message.start : message.stop]
+            for act, phase, start, stop, work, peer, tag, slot, final in script.instructions:
+                if act is Act.RECEIVE:
+                    part = buffer[start:stop] if slot < 0 else slots[slot][: stop - start]
+                    works[work] = groups[phase].backend.recv([part], peer, tag)
+                elif act is Act.SEND:
+                    part = wire[start:stop]
                     if not exact:
-                        own = buffer[message.start : message.stop]
+                        own = buffer[start:stop]
                         part.copy_(own)
-                        if not message.add:
+                        if final:
                             own.copy_(part)
-                    outgoing[index] = backend.send([part], peer, message.tag)
-                elif action.step is Step.RECEIVE:
-                    message = program.receives[index]
-                    peer = message.peer
-                    if message.add or not exact:
-                        part = slots[index % program.in_flight][: message.stop - message.start]
-                    else:
-                        part = buffer[message.start : message.stop]
-                    incoming[index] = (backend.recv([part], peer, message.tag), part)
-                elif action.step is Step.AWAIT_RECEIVED:
-                    message = program.receives[index]
-                    peer = message.peer
-                    work, part = incoming.pop(index)
-                    work.wait(deadline.remaining)
-                    if message.add:
-                        buffer[message.start : message.stop].add_(part)
-                    elif not exact:
-                        buffer[message.start : message.stop].copy_(part)
+                    works[work] = groups[phase].backend.send([part], peer, tag)
+                elif act is Act.BEGIN_SUM:
+                    works[work] = _Sum(buffer[start:stop], groups[phase], deadline)
+                elif act is Act.AWAIT_SUM:
+                    works[work].wait()
                 else:
-                    peer = program.sends[index].peer
-                    outgoing.pop(index).wait(deadline.remaining)
+                    works[work].wait(deadline.remaining)
+                    works[work] = None
+                    if act is Act.ADD_RECEIVED:
+                        buffer[start:stop].add_(slots[slot][: stop - start])
+                    elif slot >= 0 and act is Act.AWAIT_RECEIVED:
+                        buffer[start:stop].copy_(slots[slot][: stop - start])
+        except LinkError:
+            raise
         except RuntimeError as error:
-            raise LinkError(phase.op.value, group.label, (group.ranks[peer],), str(error)) from None
+            name, group = self._plan.phases[phase].op.value, groups[phase]
+            raise LinkError(name, group.label, (group.ranks[peer],), str(error)) from None
 
-    def _slots(self, dtype: torch.dtype, program: Program) -> list[torch.Tensor]:
-        """Memory that arriving summands wait in; grows to the largest program and is kept."""
+    def _slots(self, dtype: torch.dtype, length: int) -> list[torch.Tensor]:
+        """Memory that arriving summands wait in; grows to the longest message and is kept."""
         slots = self._scratch.get(dtype)
-        if slots is None or slots[0].numel() < program.slot_length:
-            slots = [torch.empty(program.slot_length, dtype=dtype) for _ in range(self._in_flight)]
+        if slots is None or slots[0].numel() < length:
+            slots = [torch.empty(length, dtype=dtype) for _ in range(self._in_flight)]
             self._scratch[dtype] = slots
         return slots
 
@@ -255,28 +210,6 @@ class GlooExecutor(Executor):
         if memory is None or memory.numel() < length:
             memory = self._casts[dtype] = torch.empty(length, dtype=dtype)
         return memory
-
-
-def _compile(
-    plan: Plan,
-    rank: int,
-    segment_bytes: int,
-    in_flight: int,
-    index: int,
-    length: int,
-    itemsize: int,
-) -> Program:
-    """What `rank` does in phase `index` for a buffer of `length` elements."""
-    phase, span = plan.phases[index], plan.spans(rank, length)[index]
-    place = phase.place(rank)
-    assert place is not None
-    size = len(phase.groups[place[0]])
-    return compile_program(
-        rounds_of(phase.op, phase.algorithm, size, place[1]),
-        chunk_bounds(span.start, span.stop, size),
-        max(1, segment_bytes // itemsize),
-        in_flight,
-    )
 
 
 class _Sum:

@@ -120,6 +120,10 @@ class ProcessGroups:
         """This worker's group in a phase of the plan with that index; None where it has none."""
         return self._of_plan[plan][phase]
 
+    def of_plan(self, plan: int) -> list[Group | None]:
+        """This worker's groups in the plan with that index, phase by phase."""
+        return self._of_plan[plan]
+
     def close(self, *, broken: bool = False) -> None:
         """Drop the connections; peers in the middle of an operation see it fail at once.
 
@@ -154,7 +158,7 @@ class ProcessGroups:
             return tuple(silent)
 
         try:
-            return _bounded(ask, seconds + 1.0)
+            return _bounded(ask, 1.1 * seconds)
         except (RuntimeError, TimeoutError):
             return ()  # the store is gone as well; the caller's own error stands
 

@@ -58,6 +58,8 @@ class Program:
     in_flight: int
     """Receives posted ahead at most; where receive `i` needs scratch, it is slot
     `i % in_flight`."""
+    num_tags: int
+    """Tags of its messages lie below, on all workers of the group alike."""
 
     @property
     def slot_length(self) -> int:
@@ -89,19 +91,20 @@ def compile_program(
     actions: list[Action] = []
     sent = posted = received = 0
     while True:
-        while sent < len(sends) and needed[sent] <= received:
-            actions.append(Action(Step.SEND, sent))
-            sent += 1
+        # Receives first: a message whose receiver is ready leaves without asking.
         while posted < min(len(receives), received + in_flight):
             actions.append(Action(Step.RECEIVE, posted))
             posted += 1
+        while sent < len(sends) and needed[sent] <= received:
+            actions.append(Action(Step.SEND, sent))
+            sent += 1
         if received == len(receives):
             break
         actions.append(Action(Step.AWAIT_RECEIVED, received))
         received += 1
     assert sent == len(sends), "a send that waits for data nobody brings"
     actions.extend(Action(Step.AWAIT_SENT, index) for index in range(sent))
-    return Program(tuple(sends), tuple(receives), tuple(actions), in_flight)
+    return Program(tuple(sends), tuple(receives), tuple(actions), in_flight, len(rounds) * stride)
 
 
 def _messages(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +25,8 @@ __all__ = ["Reducer"]
 
 _ROLL_CALL_SECONDS = 1.0
 """Part of the time limit kept for asking who is still there."""
+_SHORT_BYTES = 2**20
+"""Messages up to here, all together, do not wake the thread: who waits for them does them."""
 
 
 class Reducer:
@@ -104,6 +107,17 @@ class Reducer:
         """What `start` does with a buffer of that many bytes."""
         return self._plans[self._index_for(message_bytes)][1]
 
+    def describe(self) -> str:
+        """One line for logs: which plan serves which sizes, and what is narrower on the wire."""
+        parts = [
+            plan.describe()
+            if math.isinf(limit)
+            else f"up to {limit / 1024:g} KiB {plan.describe()}"
+            for limit, plan in self._plans
+        ]
+        wire = self._config.wire_dtype
+        return "; above ".join(parts) + (f"; as {wire} between workers" if wire else "")
+
     @property
     def seconds(self) -> float:
         """Time spent in `start`ed reductions so far, whether or not anyone waited for it."""
@@ -111,7 +125,7 @@ class Reducer:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes this worker put on the wire in `start`ed reductions, by the plan, and exchanges."""
+        """Bytes this worker put on the wire, by the plan; small sums as a ring would send them."""
         return self._bytes_sent
 
     def start(self, buffer: torch.Tensor, wire_dtype: torch.dtype | None = None) -> Pending:
@@ -119,7 +133,9 @@ class Reducer:
 
         Args:
             buffer: 1-D, contiguous, float32, float64, float16 or bfloat16, of any length that is
-                the same on all workers. Leave it alone until `wait` has returned.
+                the same on all workers. Leave it alone until `wait` has returned. With Gloo, short
+                ones are put off until someone waits, or until they are 1 MiB together (lazy
+                all-reduce, Sun et al. 2019, 1902.06855): they cost less than to be handed over.
             wire_dtype: Type of its numbers between workers, such as `torch.bfloat16`; left out,
                 its own. With Gloo, sums are kept in the buffer's type all the same. Divide before
                 rather than after where a sum might not fit, and keep what must be exact, such as
@@ -151,7 +167,8 @@ class Reducer:
             return self._on_stream(executor, buffer, wire)
         assert self._thread is not None
         return self._thread.submit(
-            lambda: self._attempt(lambda limit: self._timed(executor, buffer, wire, limit))
+            lambda: self._attempt(lambda limit: self._timed(executor, buffer, wire, limit)),
+            buffer.numel() * wire.itemsize,
         )
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -167,6 +184,7 @@ class Reducer:
             if whole.data_ptr() != tensor.data_ptr():
                 tensor.detach().copy_(whole)
 
+        self._bytes_sent += 2 * (self.world_size - 1) * tensor.nbytes // self.world_size
         self._now(act)
         return tensor
 
@@ -185,6 +203,8 @@ class Reducer:
 
         if not 0 <= source < self.world_size:
             raise ValueError(f"source {source} is not in [0, {self.world_size})")
+        if self.rank == source and self.world_size > 1:
+            self._bytes_sent += tensor.nbytes
         self._now(act)
         return tensor
 
@@ -292,7 +312,7 @@ class Reducer:
                 )
             )
         if not on_cuda:
-            self._thread = OrderedThread(f"reducer-{self.rank}")
+            self._thread = OrderedThread(f"reducer-{self.rank}", _SHORT_BYTES)
 
     def _index_for(self, message_bytes: int) -> int:
         return next(i for i, (limit, _) in enumerate(self._plans) if message_bytes <= limit)
@@ -312,7 +332,7 @@ class Reducer:
         if self._thread is None:
             self._attempt(lambda limit: act(executor, limit))
             return
-        self._thread.submit(lambda: self._attempt(lambda limit: act(executor, limit))).wait()
+        self._thread.submit(lambda: self._attempt(lambda limit: act(executor, limit)), 0).wait()
 
     def _timed(
         self, executor: Executor, buffer: torch.Tensor, wire: torch.dtype, limit: Deadline

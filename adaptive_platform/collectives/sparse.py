@@ -5,18 +5,16 @@ summed over the workers, are the largest, and sum these densely in one compact b
 choose from the same sums, no index is exchanged and the message stays as short for many workers.
 
 What is not promised: a chunk can wait for ever while others are larger. Send all chunks now and
-then, or during the first epochs, as the paper does (`sparsity`).
+then, or during the first epochs, as the paper does (`sparse_config.sparsity`).
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 
 from adaptive_platform.collectives.reducer import Reducer
 
-__all__ = ["SparseState", "choose_chunks", "sparse_sum", "sparsity"]
+__all__ = ["SparseState", "choose_chunks", "sparse_sum"]
 
 
 class SparseState:
@@ -123,12 +121,3 @@ def sparse_sum(
     total = torch.zeros_like(state.residual)
     total[mask] = compact
     return total, mask
-
-
-def sparsity(
-    epoch: float, dense_epochs: float = 5.0, steps: Sequence[float] = (0.5, 0.75, 0.85)
-) -> float:
-    """Part of the chunks that stays at home: none at first, then one step more every epoch."""
-    if epoch < dense_epochs:
-        return 0.0
-    return steps[min(int(epoch - dense_epochs), len(steps) - 1)]

@@ -9,8 +9,10 @@ from adaptive_platform.data.evaluation import evaluation_batches
 from adaptive_platform.data.microbatch import MicroBatch
 from adaptive_platform.data.order import global_order
 from adaptive_platform.data.python import PythonConfig, wrap_dataset
-from adaptive_platform.data.samples import Samples
+from adaptive_platform.data.samples import EncodedImages, Samples
+from adaptive_platform.data.sharded_cache import ShardedCache
 from adaptive_platform.data.shares import dealt, microbatch_sizes, next_slice, positions_of
+from adaptive_platform.data.shelf import Shelf
 from adaptive_platform.data.sources import DataConfig, DataSource
 from adaptive_platform.data.stream import SampleStream, Share
 from adaptive_platform.settings import import_variants, union_of
@@ -21,11 +23,14 @@ __all__ = [
     "BrokenSample",
     "DataConfig",
     "DataSource",
+    "EncodedImages",
     "MicroBatch",
     "PythonConfig",
     "SampleStream",
     "Samples",
+    "ShardedCache",
     "Share",
+    "Shelf",
     "dealt",
     "evaluation_batches",
     "global_order",

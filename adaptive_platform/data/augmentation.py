@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from PIL import Image
 
 __all__ = ["Transform", "Window", "is_random", "transform_for"]
+
+_FLIPPED = 0.5
+"""Share of the images that are mirrored."""
+_PIXEL = torch.zeros(1, 1, 1, dtype=torch.uint8)
+"""Stands for a picture of any size that is not there yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +42,10 @@ class Window:
         Returns:
             uint8, [C, to_height, to_width].
         """
-        from torchvision.transforms.v2 import functional as F
+        from torchvision.transforms.v2.functional import resize_image
 
         part = pixels[:, self.top : self.top + self.height, self.left : self.left + self.width]
-        result: Tensor = F.resize(part, [self.to_height, self.to_width], antialias=True)
+        result: Tensor = resize_image(part, [self.to_height, self.to_width], antialias=True)
         return result
 
 
@@ -81,14 +86,9 @@ class Transform:
         self._size = size
         self._random_crop = v2.RandomResizedCrop(size) if cropped and training else None
         self._shorter_side = round(size * 8 / 7) if cropped and not training else None
-        steps: list[Any] = []
-        if self._shorter_side is not None:
-            steps.append(v2.CenterCrop(size))
-        if training and config.augmentation == "crop_flip":
-            steps.append(v2.RandomCrop(size, padding=4))
-        if is_random(config, training) and config.flip:
-            steps.append(v2.RandomHorizontalFlip())
-        self._finish = v2.Compose(steps) if steps else _unchanged
+        shifted = training and config.augmentation == "crop_flip"
+        self._shift = v2.RandomCrop(size, padding=4) if shifted else None
+        self._flips = is_random(config, training) and config.flip
 
     def __call__(self, image: Tensor | Image.Image, window: Window | None = None) -> Tensor:
         """Transform an image.
@@ -108,8 +108,7 @@ class Transform:
         """Choose the part of an image of that height and width (pixels) that will be seen."""
         size = self._size
         if self._random_crop is not None:
-            shape = torch.empty(3, height, width, device="meta")
-            chosen = self._random_crop.make_params([shape])
+            chosen = self._random_crop.make_params([_PIXEL.expand(3, height, width)])
             return Window(
                 chosen["top"], chosen["left"], chosen["height"], chosen["width"], size, size
             )
@@ -122,13 +121,18 @@ class Transform:
 
     def finish(self, resized: Tensor) -> Tensor:
         """What follows the resize: uint8, [C, to_height, to_width] to [C, size, size]."""
-        result: Tensor = self._finish(resized)
+        # Kernels, not transforms, which take as long to find the kernel as it then takes to run.
+        from torchvision.transforms.v2 import functional as F
+
+        result = resized
+        if self._shorter_side is not None:
+            result = F.center_crop_image(result, [self._size, self._size])
+        if self._shift is not None:
+            result = self._shift(result)
+        if self._flips and torch.rand(1) < _FLIPPED:
+            result = F.horizontal_flip_image(result)
         return result
 
 
 def _pixels(image: Image.Image) -> Tensor:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
-
-
-def _unchanged(image: Tensor) -> Tensor:
-    return image

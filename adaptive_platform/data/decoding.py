@@ -20,7 +20,7 @@ from adaptive_platform.data.normalization import Normalization
 from adaptive_platform.data.order import sample_seeds
 from adaptive_platform.data.randomness import SampleRandomness
 from adaptive_platform.data.samples import EncodedImages, InMemoryImages, Samples
-from adaptive_platform.data.sources import DataConfig
+from adaptive_platform.data.sources import DataConfig, EncodedDataConfig
 from adaptive_platform.errors import DataError
 
 __all__ = ["Decoded", "Decoder"]
@@ -71,7 +71,7 @@ class Decoder:
         self._background = config.background
         self._seed = seed
         self._normalization = Normalization(config.mean, config.std)
-        self._reduces = config.reduced_jpeg
+        self._reduces = isinstance(config, EncodedDataConfig) and config.reduced_jpeg
         random = is_random(config, training)
         self._seeded = random or samples.reads_randomly
         self._ready: InMemoryImages | None = None

@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
+from pydantic import Field
+
 from adaptive_platform.data.images import IMAGE_EXTENSIONS, BrokenImageError, common_size
 from adaptive_platform.data.samples import EncodedImages
-from adaptive_platform.data.sources import DataConfig, DataPath, DataSource
+from adaptive_platform.data.sources import DataPath, DataSource, EncodedDataConfig
 from adaptive_platform.errors import DataError
 
 __all__ = ["ImageFolderConfig"]
@@ -17,7 +19,7 @@ __all__ = ["ImageFolderConfig"]
 _PROBES = 32
 
 
-class ImageFolderConfig(DataConfig):
+class ImageFolderConfig(EncodedDataConfig):
     """Images in class folders, nested ones included.
 
     Classes are numbered by the names of the training folders in alphabetical order; an empty one
@@ -31,6 +33,15 @@ class ImageFolderConfig(DataConfig):
     """Folder that holds one folder of images per class."""
     eval: DataPath | None = None
     """The same for held-out images; None where there are none."""
+    cache_mib: int = Field(default=0, ge=0)
+    """Encoded training images that each training worker keeps in memory over epochs, at most, in
+    MiB; 0 for none. Workers share them: together they need as much as the files, and each file is
+    read once."""
+
+    @property
+    def cache_limit_mib(self) -> int:
+        """The field `cache_mib`."""
+        return self.cache_mib
 
     def open(self) -> DataSource:
         """List the files and look into a few of them.

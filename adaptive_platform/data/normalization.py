@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -38,14 +39,20 @@ class Normalization:
         # Laid out while it is bytes, and then changed in place: a batch of floats is the largest
         # thing here, and a fresh copy of it costs more than the arithmetic.
         result = pixels.contiguous(memory_format=memory_format).to(torch.float32)
-        mean = torch.tensor(self.mean, device=pixels.device)
-        std = torch.tensor(self.std, device=pixels.device)
-        shift, factor = 255.0 * mean, 1.0 / (255.0 * std)
         if memory_format == torch.channels_last:
             # Whole rows at a time: broadcasting over an innermost axis of 3 is four times slower.
-            width = pixels.shape[3]
-            rows = result.permute(0, 2, 3, 1).flatten(2)
-            rows.sub_(shift.repeat(width)).mul_(factor.repeat(width))
+            shift, factor = _constants(self.mean, self.std, pixels.device, pixels.shape[3])
+            result.permute(0, 2, 3, 1).flatten(2).sub_(shift).mul_(factor)
         else:
+            shift, factor = _constants(self.mean, self.std, pixels.device, 1)
             result.sub_(shift.view(3, 1, 1)).mul_(factor.view(3, 1, 1))
         return result
+
+
+@lru_cache(maxsize=16)
+def _constants(
+    mean: Channels, std: Channels, device: torch.device, repeats: int
+) -> tuple[Tensor, Tensor]:
+    """What to subtract and to multiply by; kept, as bringing them over would stall the device."""
+    shift, scale = 255.0 * torch.tensor(mean), 255.0 * torch.tensor(std)
+    return shift.repeat(repeats).to(device), scale.reciprocal().repeat(repeats).to(device)

@@ -16,7 +16,7 @@ from pydantic import Field
 from adaptive_platform.data.arrow_cache import mapped_copy
 from adaptive_platform.data.images import BrokenImageError, common_size
 from adaptive_platform.data.samples import EncodedImages
-from adaptive_platform.data.sources import DataConfig, DataPath, DataSource
+from adaptive_platform.data.sources import DataPath, DataSource, EncodedDataConfig
 from adaptive_platform.errors import DataError
 
 __all__ = ["ParquetConfig"]
@@ -26,7 +26,7 @@ _SURELY_CLASSES = 100_000
 """Largest label that numbers classes even where there are fewer rows."""
 
 
-class ParquetConfig(DataConfig):
+class ParquetConfig(EncodedDataConfig):
     """Parquet files with an image column, {bytes, path} or bytes, and a label column.
 
     Labels are class numbers or class names. Class names come from `class_names`, else from the

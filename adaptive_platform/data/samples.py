@@ -36,6 +36,11 @@ class Samples(ABC):
             BrokenImageError: It can't be read.
         """
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of encoded images that a cache of this worker holds; 0 without a cache."""
+        return 0
+
     @abstractmethod
     def where(self, index: int) -> str:
         """Path, or file and row, of sample `index`, as a person would look for it."""

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, field_validator
 from adaptive_platform.data.samples import Samples
 from adaptive_platform.settings import Variant
 
-__all__ = ["Channels", "DataConfig", "DataPath", "DataSource"]
+__all__ = ["Channels", "DataConfig", "DataPath", "DataSource", "EncodedDataConfig"]
 
 
 def _absolute(path: str) -> str:
@@ -66,10 +66,6 @@ class DataConfig(Variant):
         Annotated[int, Field(ge=0, le=255)],
     ] = (255, 255, 255)
     """Colour (0 to 255) shown through transparent pixels; white."""
-    reduced_jpeg: bool = True
-    """Whether a JPEG whose window is at least twice as large as the result is decoded at 1/2, 1/4
-    or 1/8 of its size: faster, and pixels differ from those of the full picture by 1 or 2 of 255 on
-    average. Smaller ones are decoded in full either way."""
     decode_workers: int = Field(default=0, ge=0, le=256)
     """Processes per training worker that read and decode ahead; 0 reads inside the worker."""
     prefetch: int = Field(default=4, ge=1, le=1024)
@@ -88,6 +84,11 @@ class DataConfig(Variant):
             raise ValueError("every standard deviation must be > 0")
         return value
 
+    @property
+    def cache_limit_mib(self) -> int:
+        """MiB of encoded images that a worker may keep in memory; 0 for readers without a cache."""
+        return 0
+
     @abstractmethod
     def open(self) -> DataSource:
         """Find the data and check it, before any worker trains.
@@ -95,3 +96,12 @@ class DataConfig(Variant):
         Raises:
             DataError: Missing, empty or of the wrong shape; the message names path and fix.
         """
+
+
+class EncodedDataConfig(DataConfig):
+    """Fields of the readers whose images are encoded files."""
+
+    reduced_jpeg: bool = True
+    """Whether a JPEG whose window is at least four times as large as the result is decoded at 1/4
+    or 1/8 of its size: faster, and pixels differ from those of the full picture by 1 or 2 of 255 on
+    average. Smaller ones are decoded in full either way."""

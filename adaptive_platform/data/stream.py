@@ -35,6 +35,8 @@ class Share:
     micro-batch; int64, at most minimum - 1."""
     wait_seconds: float
     """Time the step waited for its data."""
+    cached_bytes: int = 0
+    """Encoded images that this worker holds in memory, where there is a cache."""
 
     def __len__(self) -> int:
         return sum(len(microbatch) for microbatch in self.microbatches)
@@ -114,6 +116,7 @@ class SampleStream:
             broken=decoded.broken,
             left_out=torch.from_numpy(decoded.ids[usable:].astype(np.int64)),
             wait_seconds=time.perf_counter() - started,
+            cached_bytes=self._samples.held_bytes,
         )
 
     def close(self) -> None:

@@ -43,6 +43,19 @@ class Preconditioner(Protocol):
         """|P g|^2 of each parameter, float32."""
 
 
+class Exchange(Protocol):
+    """Sums all gradients of a step at its end, with a state that only committed steps move."""
+
+    def prepare(self, lengths: Sequence[int], device: torch.device) -> None:
+        """Expect gradients of these lengths from now on."""
+
+    def sum(self, gradients: Sequence[Tensor], rider: Tensor) -> None:
+        """Sum 1-D gradients, which may stay incomplete, and the rider exactly, in place."""
+
+    def commit(self) -> None:
+        """The step of the latest `sum` counts."""
+
+
 def bucket_layout(sizes_bytes: Sequence[int], limit_bytes: int) -> list[list[int]]:
     """Group parameters in backward order into buckets (Yamazaki et al. 2019, static groups).
 
@@ -97,6 +110,9 @@ class GradientBuckets:
             that the step's statistics cost no message of their own.
         layers: Also take the squared norm of each parameter's gradient; they ride along too.
         preconditioner: What noise is measured through; plain gradients where None.
+        start_gradients: Like `start`, for gradients alone, whose sum need not be exact. The rider
+            then travels by itself.
+        exchange: Sums everything at the end of a step instead.
 
     Raises:
         UserError: Nothing to train, or parameters of a type whose norm float32 can't hold.
@@ -111,6 +127,8 @@ class GradientBuckets:
         rider_slots: int,
         layers: bool = False,
         preconditioner: Preconditioner | None = None,
+        start_gradients: Callable[[Tensor], Pending] | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
         unique: dict[int, tuple[str, nn.Parameter]] = {}
         for name, parameter in named_parameters:
@@ -128,6 +146,8 @@ class GradientBuckets:
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
         self._start = start
+        self._start_gradients = start_gradients or start
+        self._exchange = exchange
         self._measure = True
         self._preconditioner = preconditioner
         self.preconditioned = False
@@ -139,7 +159,14 @@ class GradientBuckets:
         self._rider_slots = rider_slots
         num_layers = len(named) if layers else 0
         rider_length = rider_slots + len(named) + num_layers
-        self._buckets = self._allocate(named, bucket_bytes, rider_length)
+        self._buckets = self._allocate(
+            named,
+            bucket_bytes,
+            rider_length,
+            rider_apart=start_gradients is not None or exchange is not None,
+        )
+        if exchange is not None:
+            exchange.prepare([b.gradient.numel() for b in self._buckets[:-1]], device)
         last = self._buckets[-1]
         self._rider_all = last.flat[last.gradient.numel() :]
         self.rider = self._rider_all[:rider_slots]
@@ -278,6 +305,8 @@ class GradientBuckets:
         self.used.copy_(torch.tensor(self._used_here))
         if self._alone:
             return self._finish_alone()
+        if self._exchange is not None:
+            return self._finish_exchanged(self._exchange)
         self._launch(len(self._buckets))
         squares = [self._start(b.squares) for b in self._buckets if b.squares is not None]
         total = torch.zeros_like(self._microbatch_sqnorm)
@@ -292,6 +321,16 @@ class GradientBuckets:
         self._pending = []
         self._show()
         return total
+
+    def _finish_exchanged(self, exchange: Exchange) -> Tensor:
+        exchange.sum([bucket.gradient for bucket in self._buckets[:-1]], self._rider_all)
+        self._show()
+        return self.own_sqnorm()
+
+    def commit(self) -> None:
+        """The step counts: the optimizer has taken the summed gradient."""
+        if self._exchange is not None:
+            self._exchange.commit()
 
     def _finish_alone(self) -> Tensor:
         self._start(self._rider_all).wait()
@@ -346,6 +385,8 @@ class GradientBuckets:
         Args:
             used: The content of `used`, read together with the other sums.
         """
+        if self._exchange is not None:
+            return  # what arrives may be from an earlier step
         for parameter, count in zip(self.parameters, used, strict=True):
             if count == 0.0:
                 parameter.grad = None
@@ -374,7 +415,12 @@ class GradientBuckets:
         return sum(b.flat.numel() * b.flat.element_size() for b in self._buckets)
 
     def _allocate(
-        self, named: list[tuple[str, nn.Parameter]], bucket_bytes: int, rider_length: int
+        self,
+        named: list[tuple[str, nn.Parameter]],
+        bucket_bytes: int,
+        rider_length: int,
+        *,
+        rider_apart: bool,
     ) -> list[_Bucket]:
         buckets: list[_Bucket] = []
         kinds = dict.fromkeys((p.dtype, p.device) for _, p in named)
@@ -385,7 +431,7 @@ class GradientBuckets:
             for indices in layout:
                 chosen = [members[i] for i in indices]
                 buckets.append(_new_bucket(chosen, dtype, device, 0))
-        if buckets[-1].flat.dtype is torch.float32:
+        if buckets[-1].flat.dtype is torch.float32 and not rider_apart:
             last = buckets.pop()
             chosen = list(zip(last.names, last.parameters, strict=True))
             device = last.flat.device
@@ -479,7 +525,7 @@ class GradientBuckets:
         return torch.stack(torch._foreach_norm(gradients, dtype=torch.float32)).square()
 
     def _launch_ready(self) -> None:
-        if self._alone:
+        if self._alone or self._exchange is not None:
             return
         # In bucket order on every worker, whatever the order of arrival; the last bucket waits
         # for `finish`, because the rider is complete only then.
@@ -488,7 +534,8 @@ class GradientBuckets:
 
     def _launch(self, until: int) -> None:
         for bucket in self._buckets[self._launched : until]:
-            self._pending.append(self._start(bucket.flat))
+            rides = bucket is self._buckets[-1]
+            self._pending.append((self._start if rides else self._start_gradients)(bucket.flat))
         self._launched = max(self._launched, until)
 
 

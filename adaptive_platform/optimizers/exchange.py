@@ -18,6 +18,10 @@ def _nothing_to_copy(tensor: Tensor, source: int) -> object:
     return tensor
 
 
+def _only_mine(tensor: Tensor) -> list[Tensor]:
+    return [tensor]
+
+
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """One worker's link to the others; the default is a worker alone.
@@ -33,6 +37,8 @@ class Exchange:
     """Replaces a tensor by its sum over the members."""
     broadcast: Callable[[Tensor, int], object] = _nothing_to_copy
     """Replaces a tensor by that of one member."""
+    all_gather: Callable[[Tensor], list[Tensor]] = _only_mine
+    """Everyone's tensors, of one shape, in the order of ranks."""
     subgroup: Callable[[Sequence[int]], Exchange] | None = None
     """The link among the given members only, which must include this one; every member calls it
     once, with its own group. None where groups can't be made."""

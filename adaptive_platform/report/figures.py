@@ -17,6 +17,7 @@ from adaptive_platform.report.series import (
     column,
     extremes,
     full_steps,
+    smooth,
     staircase,
     time_parts,
     time_shares,
@@ -28,6 +29,7 @@ from adaptive_platform.report.traces import (
     layout,
     log_axis,
     smoothed,
+    smoothing,
     stroke,
     trace,
     wrapped,
@@ -38,7 +40,7 @@ __all__ = ["Panel", "panels"]
 
 POINTS = 2000
 """Most points of a trace where one run is shown; several runs share them."""
-_OPTIONAL = ("accuracy", "gsnr")
+_OPTIONAL = ("accuracy", "gsnr", "members")
 _PART_COLOURS = {
     "compute": "#2f6db3",
     "data": "#d1a22b",
@@ -46,6 +48,10 @@ _PART_COLOURS = {
     "statistics": "#3b8f5a",
 }
 _EVENT_SYMBOLS = {
+    "joined": "triangle-up",
+    "left": "triangle-down",
+    "lost": "x",
+    "regrouped": "diamond-open",
     "resize": "diamond",
     "checkpoint": "circle-open",
     "resume": "triangle-right",
@@ -132,6 +138,11 @@ def panels(runs: Sequence[RunData]) -> list[Panel]:
             shown, "workers", "Workers and events", "Workers that took part, and what happened.",
             "workers", _workers, rangemode="tozero", dtick=1 if _most_workers(runs) < 8 else None,
         ),
+        _panel(
+            shown, "members", "Who took part when",
+            "One line per worker's place, as long as it was taken; marks where that changed.",
+            "place", _members, rangemode="tozero", dtick=1 if _most_workers(runs) < 8 else None,
+        ),
     ]  # fmt: skip
     return [panel for panel in drawn if panel.name not in _OPTIONAL or not panel.empty]
 
@@ -150,7 +161,41 @@ def _panel(
 
 
 def _loss(shown: Shown) -> list[dict[str, Any]]:
-    return smoothed(shown, "loss", "training", show=True) + held_out(shown, "loss")
+    curves = smoothed(shown, "loss", "training", show=True) + held_out(shown, "loss")
+    return curves + _decisions_on(shown, "loss")
+
+
+def _decisions_on(shown: Shown, name: str) -> list[dict[str, Any]]:
+    """Changes of the batch as marks on a smoothed curve, so that its bends can be told apart."""
+    steps, changes = shown.run.steps, _changes(shown)
+    values = column(steps, name)
+    if not shown.alone or not len(changes) or np.isnan(values).all():
+        return []
+    averaged = smooth(values, smoothing(values))
+    known = np.isfinite(averaged)
+    height = np.interp(column(changes, "step"), column(steps, "step")[known], averaged[known])
+    return [
+        trace(
+            shown, axes_of(shown.run, changes), height, np.arange(len(changes)), "batch changed",
+            mode="markers", text=_told_changes(changes), hovertemplate="%{text}<extra></extra>",
+            marker={"size": 8, "color": "white", "line": {"color": shown.colour, "width": 2}},
+        )
+    ]  # fmt: skip
+
+
+def _changes(shown: Shown) -> Any:
+    """The newest decisions that changed the batch."""
+    decisions = shown.run.decisions
+    old, new = column(decisions, "old_batch"), column(decisions, "new_batch")
+    return decisions.iloc[np.flatnonzero((old != new) & np.isfinite(new))[-shown.points :]]
+
+
+def _told_changes(changes: Any) -> list[str]:
+    return [
+        f"<b>{count(row.old_batch)} → {count(row.new_batch)}</b> at step {count(row.step)}"
+        f"<br>{wrapped(row.reason)}"
+        for row in changes.itertuples()
+    ]
 
 
 def _accuracy(shown: Shown) -> list[dict[str, Any]]:
@@ -158,7 +203,7 @@ def _accuracy(shown: Shown) -> list[dict[str, Any]]:
 
 
 def _batch(shown: Shown) -> list[dict[str, Any]]:
-    steps, decisions = full_steps(shown.run.steps), shown.run.decisions
+    steps = full_steps(shown.run.steps)
     values = column(steps, "global_batch")
     traces = [
         trace(
@@ -166,19 +211,13 @@ def _batch(shown: Shown) -> list[dict[str, Any]]:
             line=stroke(shown, shape="vh"), showlegend=not shown.alone,
         )
     ]  # fmt: skip
-    old, new = column(decisions, "old_batch"), column(decisions, "new_batch")
-    changed = np.flatnonzero((old != new) & np.isfinite(new))[-shown.points :]
-    if len(changed):
-        rows = decisions.iloc[changed]
-        texts = [
-            f"<b>{count(row.old_batch)} → {count(row.new_batch)}</b> at step {count(row.step)}"
-            f"<br>{wrapped(row.reason)}"
-            for row in rows.itertuples()
-        ]
+    changes = _changes(shown)
+    if len(changes):
         traces.append(
             trace(
-                shown, axes_of(shown.run, decisions), new, changed, "decisions",
-                mode="markers", text=texts, hovertemplate="%{text}<extra></extra>",
+                shown, axes_of(shown.run, changes), column(changes, "new_batch"),
+                np.arange(len(changes)), "decisions", mode="markers",
+                text=_told_changes(changes), hovertemplate="%{text}<extra></extra>",
                 marker={"size": 9, "color": "white", "line": {"color": shown.colour, "width": 2}},
                 showlegend=shown.alone,
             )
@@ -242,6 +281,39 @@ def _workers(shown: Shown) -> list[dict[str, Any]]:
                         "color": shown.colour, "line": {"width": 1.5}},
             )
         )  # fmt: skip
+    return traces
+
+
+def _members(shown: Shown) -> list[dict[str, Any]]:
+    """One line per place among the workers, broken where nobody had it; for one run alone."""
+    steps, events = shown.run.steps, shown.run.events
+    world = column(steps, "world_size")
+    sizes = np.unique(world[np.isfinite(world)])
+    if not shown.alone or len(sizes) < 2:
+        return []
+    edges = np.flatnonzero(np.diff(world))
+    both = np.array([0, *edges, *(edges + 1), len(world) - 1])
+    chosen = np.unique(both)[-shown.points :]
+    positions = axes_of(shown.run, steps)
+    traces = [
+        trace(
+            shown, positions, np.where(world >= place, float(place), np.nan), chosen,
+            f"place {place}", line=stroke(shown, 8.0), showlegend=False, opacity=0.55,
+        )
+        for place in range(1, int(sizes[-1]) + 1)
+    ]  # fmt: skip
+    for kind in ("joined", "left", "lost", "resize", "resume"):
+        rows = events[events["kind"] == kind].tail(500) if "kind" in events else events[:0]
+        if len(rows):
+            height = np.interp(column(rows, "step"), column(steps, "step"), world)
+            traces.append(
+                trace(
+                    shown, axes_of(shown.run, rows), height, np.arange(len(rows)), kind,
+                    mode="markers", text=[wrapped(text) for text in rows["text"]],
+                    hovertemplate="%{text}<extra></extra>",
+                    marker={"size": 11, "symbol": _EVENT_SYMBOLS[kind], "color": "#222222"},
+                )
+            )  # fmt: skip
     return traces
 
 

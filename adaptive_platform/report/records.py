@@ -63,6 +63,9 @@ class StepRecord:
     """Wall time of the step on the slowest worker, waiting for data included."""
     data_seconds: float = 0.0
     """Part of `step_seconds` spent waiting for data."""
+    cache_mib: float = 0.0
+    """Encoded images that the first worker holds in memory (`data.cache_mib`), in MiB; the others
+    hold about as much each."""
     reduce_seconds: float = 0.0
     """Part of `step_seconds` spent waiting for the reduction, after backward had ended."""
     statistics_seconds: float = 0.0

@@ -33,6 +33,7 @@ __all__ = [
     "layout",
     "log_axis",
     "smoothed",
+    "smoothing",
     "stroke",
     "trace",
     "wrapped",
@@ -131,6 +132,11 @@ def column_line(shown: Shown, name: str) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def smoothing(values: Numbers) -> float:
+    """Half-life, in steps, that curves are smoothed with: a hundredth of the run."""
+    return max(1.0, len(values) / 100.0)
+
+
 def smoothed(
     shown: Shown, name: str, told: str = "", *, show: bool | None = None
 ) -> list[dict[str, Any]]:
@@ -140,7 +146,7 @@ def smoothed(
     if np.isnan(values).all():
         return []
     positions = axes_of(shown.run, steps)
-    averaged = smooth(values, max(1.0, len(values) / 100.0))
+    averaged = smooth(values, smoothing(values))
     legend = not shown.alone if show is None else show
     traces = [
         trace(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["elementwise_gsnr", "gsnr_reduced_gradient", "reduction_ratio"]
+__all__ = ["elementwise_gsnr", "gsnr_of_means", "gsnr_reduced_gradient", "reduction_ratio"]
 
 _NOISE_FLOOR = 1e-6
 """Least variance of an element relative to its squared mean: below it float32 sees rounding."""
+_TINY = torch.finfo(torch.float32).tiny
 
 
 def elementwise_gsnr(
@@ -33,10 +34,21 @@ def elementwise_gsnr(
     """
     if count < 2:
         raise ValueError(f"count = {count}: a variance needs at least 2 devices")
-    squared_mean = (total.float() / count).square()
-    variance = total_of_squares.float() / count - squared_mean
-    variance = torch.maximum(variance, _NOISE_FLOOR * squared_mean)
-    return torch.where(squared_mean > 0, squared_mean / variance, 0.0)
+    return gsnr_of_means(total.float() / count, total_of_squares.float() / count)
+
+
+def gsnr_of_means(mean: torch.Tensor, mean_square: torch.Tensor) -> torch.Tensor:
+    """`elementwise_gsnr` of what is divided by the number of devices already.
+
+    Args:
+        mean: Mean gradient over the devices, float32, any shape.
+        mean_square: Mean of the devices' squared gradients.
+    """
+    squared_mean = mean.square()
+    variance = mean_square - squared_mean
+    torch.maximum(variance, _NOISE_FLOOR * squared_mean, out=variance)
+    # In place, as each copy of a large layer costs as much as its arithmetic; 0 / tiny is 0.
+    return squared_mean.div_(variance.clamp_(min=_TINY))
 
 
 def reduction_ratio(
@@ -58,7 +70,7 @@ def reduction_ratio(
     if not 0.0 < gamma <= 1.0:
         raise ValueError(f"gamma = {gamma}: must lie in (0, 1]")
     mean = gsnr.mean() if layer_mean is None else layer_mean
-    return torch.where(mean > 0, gsnr / mean, 0.0).clamp(gamma, 1.0)
+    return (gsnr / mean.clamp(min=_TINY)).clamp_(gamma, 1.0)
 
 
 def gsnr_reduced_gradient(

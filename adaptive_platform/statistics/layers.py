@@ -20,6 +20,7 @@ class LayerAverages:
     def __init__(self) -> None:
         self._noise: npt.NDArray[np.float64] = np.zeros(0)
         self._signal: npt.NDArray[np.float64] = np.zeros(0)
+        self._median: float | None = None
 
     def add(
         self,
@@ -55,6 +56,7 @@ class LayerAverages:
             self._noise, self._signal = np.zeros_like(noise), np.zeros_like(signal)
         self._noise = keep * self._noise + (1.0 - keep) * noise
         self._signal = keep * self._signal + (1.0 - keep) * signal
+        self._median = self._median_gsnr()
 
     def noise_scales(self) -> tuple[float | None, ...]:
         """S/G2 of each layer in samples; None where noise hides the signal or there is none."""
@@ -68,6 +70,9 @@ class LayerAverages:
 
         The median, so that a few layers without noise, or without signal, decide nothing.
         """
+        return self._median
+
+    def _median_gsnr(self) -> float | None:
         noisy = self._noise > 0.0
         if not bool(noisy.any()):
             return None
@@ -77,7 +82,7 @@ class LayerAverages:
 
     def clear(self) -> None:
         """Forget everything."""
-        self._noise, self._signal = np.zeros(0), np.zeros(0)
+        self._noise, self._signal, self._median = np.zeros(0), np.zeros(0), None
 
     def state_dict(self) -> dict[str, Any]:
         """Lists of plain numbers for a checkpoint."""
@@ -87,3 +92,4 @@ class LayerAverages:
         """Continue from `state_dict`, bit for bit."""
         self._noise = np.asarray(state["layer_noise"], dtype=np.float64)
         self._signal = np.asarray(state["layer_signal"], dtype=np.float64)
+        self._median = self._median_gsnr()

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 
 from adaptive_platform.settings import Settings
-from adaptive_platform.statistics.gsnr import elementwise_gsnr, reduction_ratio
+from adaptive_platform.statistics.gsnr import gsnr_of_means, reduction_ratio
 
 __all__ = ["VarianceReduction", "VarianceReductionConfig"]
 
@@ -74,10 +74,10 @@ class VarianceReduction:
         Raises:
             ValueError: Fewer than two devices.
         """
+        if count < 2:
+            raise ValueError(f"count = {count}: a variance needs at least 2 devices")
         for name, mean, mean_square in layers:
-            ratio = reduction_ratio(
-                elementwise_gsnr(mean * count, mean_square * count, count), self._config.gamma
-            )
+            ratio = reduction_ratio(gsnr_of_means(mean.float(), mean_square), self._config.gamma)
             if name not in self._averages:
                 self._averages[name] = torch.zeros_like(ratio)
             self._averages[name].lerp_(ratio, 1.0 - self._momentum)

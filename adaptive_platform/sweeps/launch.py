@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import ray
+from ray.tune import Callback
 from rich.console import Console
 
 from adaptive_platform.cluster.ray_session import ray_session
@@ -80,10 +81,12 @@ def run_sweep(
     sweep.searcher.check()
     planned = sweep.searcher.planned(sweep.space, sweep.budget.trials, sweep.seed)
     recipes = _checked(sweep, planned)
-    path = _prepared(sweep, resume)
+    path = _directory(sweep, resume)
     base = load_recipe(sweep.base()).model_copy(update={"address": sweep.address})
     with ray_session(base):
         concurrent = _fit(sweep, recipes)
+        if resume is None:
+            _begin(sweep, path)
         total = len(planned) if planned is not None else sweep.budget.trials or DEFAULT_TRIALS
         need = max(_workers(recipe) for recipe in recipes)
         progress = Progress(console, path, sweep.metric, total, lambda: _lack(need))
@@ -92,7 +95,9 @@ def run_sweep(
         )
         try:
             with _asked(path, sweep.budget.seconds) as asked:
-                trials = _tune(sweep, planned, path, concurrent, progress, resume is not None)
+                trials = _tune(
+                    sweep, planned, path, concurrent, [progress, asked], resume is not None
+                )
         finally:
             progress.close()
         rows = tuple(row_of(trial, path) for trial in trials)
@@ -147,18 +152,14 @@ def _checked(sweep: Sweep, planned: list[dict[str, Any]] | None) -> list[Recipe]
     return recipes
 
 
-def _prepared(sweep: Sweep, resume: str | None) -> str:
-    """Make the sweep's directory and write `sweep.yaml` into it.
+def _directory(sweep: Sweep, resume: str | None) -> str:
+    """Where the sweep lies, or will lie.
 
     Raises:
-        UserError: It holds a sweep already, or can't be written.
+        UserError: It holds another sweep already.
     """
     if resume is not None:
-        path = _absolute(resume)
-        system, root = open_location(path)
-        if exists(system, join(root, STOP_NAME)):
-            system.delete_file(join(root, STOP_NAME))
-        return path
+        return _absolute(resume)
     path = _absolute(sweep.out or f"sweeps/{sweep.name}-{time.strftime('%Y%m%d-%H%M%S')}")
     system, root = open_location(path)
     if exists(system, join(root, SWEEP_NAME)):
@@ -166,9 +167,19 @@ def _prepared(sweep: Sweep, resume: str | None) -> str:
             f"out = {path}: it already holds a sweep. Go on with it by resume={path}, or choose "
             "another directory."
         )
+    return path
+
+
+def _begin(sweep: Sweep, path: str) -> None:
+    """Make the sweep's directory and write `sweep.yaml` into it.
+
+    Raises:
+        UserError: It can't be written.
+    """
     # The recipe's content instead of its name: the directory alone is enough to run it again.
     content = load_recipe(sweep.recipe).model_dump(mode="json")
     stored = sweep.model_copy(update={"recipe": content, "out": None})
+    system, root = open_location(path)
     try:
         system.create_dir(root, recursive=True)
         write_bytes(system, join(root, SWEEP_NAME), stored.to_yaml().encode())
@@ -177,7 +188,6 @@ def _prepared(sweep: Sweep, resume: str | None) -> str:
             f"out = {path}: can't be written ({error.strerror or error}). Choose a directory that "
             "you may write to."
         ) from None
-    return path
 
 
 def _workers(recipe: Recipe) -> int:
@@ -219,9 +229,16 @@ def _lack(need: int) -> str:
 
 
 @dataclass(slots=True)
-class _Asked:
+class _Asked(Callback):
+    """What was asked for, and the part of Tune's loop that insists on it."""
+
     exit_code: int = 0
     out_of_time: bool = False
+
+    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        """Tune is still going: a signal that came before it listened is sent again."""
+        if (self.exit_code or self.out_of_time) and _on_main_thread():
+            signal.raise_signal(signal.SIGUSR1)
 
 
 @contextmanager
@@ -229,17 +246,19 @@ def _asked(path: str, seconds: float | None) -> Iterator[_Asked]:
     """Signals and the end of the time budget: trials save and leave, then Tune ends.
 
     Tune stops on SIGUSR1; its own SIGINT handler would end trials without asking them. A second
-    signal leaves at once. Elsewhere than on the main thread only the time budget counts.
+    signal leaves at once. Elsewhere than on the main thread there are no signals, and Tune is given
+    the time budget as well.
     """
     asked = _Asked()
     system, root = open_location(path)
-    main = threading.current_thread() is threading.main_thread()
+    main = _on_main_thread()
     over = threading.Event()
 
     def stop() -> None:
         with suppress(OSError):
             write_bytes(system, join(root, STOP_NAME), b"")
-        os.kill(os.getpid(), signal.SIGUSR1)
+        if main:
+            os.kill(os.getpid(), signal.SIGUSR1)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         if asked.exit_code:
@@ -260,6 +279,13 @@ def _asked(path: str, seconds: float | None) -> Iterator[_Asked]:
         signal.signal(number, on_signal)
     timer = threading.Thread(target=on_time, name="sweep-budget", daemon=True)
     timer.start()
+
+    def forget() -> None:
+        with suppress(OSError):
+            if exists(system, join(root, STOP_NAME)):
+                system.delete_file(join(root, STOP_NAME))
+
+    forget()  # what an attempt left that was killed
     try:
         yield asked
     finally:
@@ -267,9 +293,7 @@ def _asked(path: str, seconds: float | None) -> Iterator[_Asked]:
         if main:
             for number, handler in before.items():
                 signal.signal(number, handler)
-        with suppress(OSError):
-            if exists(system, join(root, STOP_NAME)):
-                system.delete_file(join(root, STOP_NAME))
+        forget()
 
 
 def _tune(
@@ -277,7 +301,7 @@ def _tune(
     planned: list[dict[str, Any]] | None,
     path: str,
     concurrent: int,
-    progress: Progress,
+    callbacks: list[Callback],
     resuming: bool,
 ) -> list[Any]:
     """Hand the trials to Tune; returns Tune's trials."""
@@ -314,14 +338,19 @@ def _tune(
         resources_per_trial=tune.PlacementGroupFactory([{"node:__internal_head__": 0.001}]),
         search_alg=search,
         scheduler=sweep.scheduler.build(sweep.metric, sweep.mode, sweep.space, sweep.seed),
-        callbacks=[progress],
+        callbacks=callbacks,
         reuse_actors=True,
         raise_on_failed_trial=False,
         verbose=0,
+        time_budget_s=None if _on_main_thread() else sweep.budget.seconds,
         resume="AUTO+ERRORED" if resuming else None,
     )
     trials: list[Any] = analysis.trials
     return trials
+
+
+def _on_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def _publish(sweep: Sweep, result: SweepResult) -> None:

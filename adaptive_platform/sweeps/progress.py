@@ -20,6 +20,8 @@ __all__ = ["Progress", "told"]
 _REFRESH_SECONDS = 1.0
 _WAIT_SECONDS = 30.0
 _MOST_ROWS = 20
+_GONE = (OSError, UnicodeError, ValueError, SystemExit)
+"""What a terminal raises that is closed, or can't show a character; Rich exits on a closed pipe."""
 
 
 class Progress(Callback):
@@ -81,13 +83,13 @@ class Progress(Callback):
         self._drawn_at = now
         self._warn_of_waiting(trials, now)
         if self._live is not None:
-            with suppress(OSError, UnicodeError):
+            with suppress(*_GONE):
                 self._live.update(self._table(trials), refresh=True)
 
     def close(self) -> None:
         """End the live table."""
         if self._live is not None:
-            with suppress(OSError, UnicodeError):
+            with suppress(*_GONE):
                 self._live.stop()
             self._live = None
 
@@ -112,7 +114,7 @@ class Progress(Callback):
 
     def _say(self, line: str) -> None:
         if self._console is not None:
-            with suppress(OSError, UnicodeError, SystemExit):
+            with suppress(*_GONE):
                 self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _scores(self, row: TrialRow) -> str:

@@ -121,6 +121,8 @@ class _Run:
             except queue.Empty:
                 if self._asked_to_leave():
                     self._stop.set()
+                if not self._thread.is_alive() and self._reports.empty():
+                    raise TrialFailedError("its run was stopped") from None
                 continue
             if isinstance(report, Exception):
                 raise report

@@ -9,58 +9,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._C._distributed_c10d import PrefixStore
 
-from adaptive_platform.collectives import Membership, Reducer, RingConfig
+from adaptive_platform.collectives import Membership, Reducer
 from adaptive_platform.optimizers import load_named_state, named_state
 from adaptive_platform.sync import FlatWeights, Peers, SyncConfig, SyncStrategy
+from adaptive_platform.training.subgroups import Subgroups
 from adaptive_platform.training.unison import from_rank
 
-__all__ = ["Copies", "NodeReducer"]
-
-
-class NodeReducer:
-    """Sums over the workers of one node, for strategies that average there; made when first used.
-
-    All workers of a node call it in the same order.
-
-    Args:
-        membership: All workers; those of unknown nodes are taken to be on one.
-        timeout_seconds: Longest wait for another worker.
-        device: Where tensors live.
-    """
-
-    def __init__(
-        self, membership: Membership, timeout_seconds: float, device: torch.device
-    ) -> None:
-        self._membership = membership
-        self._timeout_seconds = timeout_seconds
-        self._device = device
-        self._reducer: Reducer | None = None
-
-    def sum(self, tensor: torch.Tensor) -> None:
-        """Replace a 1-D tensor by its sum over this node's workers."""
-        if self._reducer is None:
-            self._reducer = self._connect()
-        self._reducer.start(tensor).wait()
-
-    def _connect(self) -> Reducer:
-        whole = self._membership
-        nodes = whole.node_of_rank or ("one",) * whole.world_size
-        ranks = [rank for rank, node in enumerate(nodes) if node == nodes[whole.rank]]
-        own = Membership(
-            PrefixStore(f"node-of-{ranks[0]}", whole.store),
-            ranks.index(whole.rank),
-            len(ranks),
-            whole.generation,
-        )
-        config = RingConfig(timeout_seconds=self._timeout_seconds)
-        return Reducer(config, own, self._device)
-
-    def close(self) -> None:
-        """Give connections back, where there are any."""
-        if self._reducer is not None:
-            self._reducer.close()
+__all__ = ["Copies"]
 
 
 class Copies:
@@ -71,7 +27,8 @@ class Copies:
         model: This worker's copy.
         optimizer: Its optimizer; its state may be private.
         reducer: All workers.
-        node: The workers of this node.
+        membership: Says who shares a node; workers of unknown nodes are taken to share one.
+        subgroups: Makes the link among those, when it is first used.
         seed: Of the run.
     """
 
@@ -81,7 +38,8 @@ class Copies:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         reducer: Reducer,
-        node: NodeReducer,
+        membership: Membership,
+        subgroups: Subgroups,
         *,
         seed: int,
     ) -> None:
@@ -95,7 +53,7 @@ class Copies:
             rank=reducer.rank,
             world_size=reducer.world_size,
             sum=lambda tensor: reducer.start(tensor).wait(),
-            sum_on_node=node.sum,
+            sum_on_node=_NodeSum(membership, subgroups),
             exchange=reducer.exchange,
         )
         self.strategy: SyncStrategy = config.build(self._weights, self._peers, seed=seed)
@@ -171,3 +129,18 @@ class Copies:
         load_named_state(self._optimizer, self._model.named_parameters(), own["optimizer"])
         self.strategy.load_own_state(own["counters"])
         return []
+
+
+class _NodeSum:
+    """Replaces a 1-D tensor by its sum over this node's workers."""
+
+    def __init__(self, membership: Membership, subgroups: Subgroups) -> None:
+        nodes = membership.node_of_rank or ("one",) * membership.world_size
+        self._ranks = [rank for rank, node in enumerate(nodes) if node == nodes[membership.rank]]
+        self._subgroups = subgroups
+        self._reducer: Reducer | None = None
+
+    def __call__(self, tensor: torch.Tensor) -> None:
+        if self._reducer is None:
+            self._reducer = self._subgroups.among(self._ranks)
+        self._reducer.start(tensor).wait()

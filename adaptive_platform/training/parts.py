@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -9,8 +10,16 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from adaptive_platform.collectives import Membership, Reducer
-from adaptive_platform.data import BrokenLedger, DataConfig, DataSource, SampleStream
+from adaptive_platform.collectives import Membership, Pending, Reducer
+from adaptive_platform.data import (
+    BrokenLedger,
+    DataConfig,
+    DataSource,
+    EncodedImages,
+    SampleStream,
+    ShardedCache,
+    Shelf,
+)
 from adaptive_platform.errors import DataError, UserError
 from adaptive_platform.gradients.buckets import GradientBuckets
 from adaptive_platform.gradients.buffers import SharedBuffers
@@ -22,7 +31,7 @@ from adaptive_platform.progress import Progress
 from adaptive_platform.recipe import Recipe
 from adaptive_platform.statistics import Stragglers
 from adaptive_platform.training.checkpoint_writer import CheckpointWriter
-from adaptive_platform.training.copies import Copies, NodeReducer
+from adaptive_platform.training.copies import Copies
 from adaptive_platform.training.curvature import Curvature
 from adaptive_platform.training.evaluated import Evaluated
 from adaptive_platform.training.fitness import memory_format_of, refuse_sparse
@@ -33,6 +42,7 @@ from adaptive_platform.training.own_share import OwnShare
 from adaptive_platform.training.persistence import Persistence
 from adaptive_platform.training.rates import Rates
 from adaptive_platform.training.scoring import Scoring
+from adaptive_platform.training.sparse_exchange import SparseExchange
 from adaptive_platform.training.state import RunState
 from adaptive_platform.training.step import RIDER_SLOTS, Step
 from adaptive_platform.training.subgroups import Subgroups
@@ -52,6 +62,8 @@ class Lasting:
     optimizer: Optimizer | None = None
     mixing: Mixing | None = None
     evaluated: Evaluated | None = None
+    shelf: Shelf = field(default_factory=lambda: Shelf(0))
+    """Encoded images that this worker holds in memory."""
     told: set[str] = field(default_factory=set)
     """Warnings that were told, and are not told twice."""
 
@@ -62,6 +74,7 @@ class Parts:
 
     state: RunState
     reducer: Reducer
+    subgroups: Subgroups
     optimizer: Optimizer
     buckets: GradientBuckets
     step: Step
@@ -123,7 +136,8 @@ def assemble(
     evaluation_loss = loss or recipe.loss.build_evaluation()
     memory_format = memory_format_of(model)
     policy = recipe.model.normalization
-    minimum = _smallest_slice(model, policy, membership.world_size)
+    smallest = _smallest_share(model, policy, membership.world_size)
+    minimum = smallest * membership.world_size if policy.together else smallest
     state = lasting.state or _first_state(recipe, len(source.train), minimum, data_config)
     with ExitStack() as resources:
         reducer = Reducer(
@@ -158,6 +172,7 @@ def assemble(
                 reducer.world_size,
                 reducer.all_reduce,
                 reducer.broadcast,
+                reducer.all_gather,
                 subgroups.exchange,
             ),
         )
@@ -169,6 +184,9 @@ def assemble(
         if _through_preconditioner(recipe):
             preconditioner = AdamPreconditioner(optimizer)
         buffers = SharedBuffers(model, shared=membership.world_size > 1)
+        sparse = None
+        if recipe.reducer.sparse is not None:
+            sparse = SparseExchange(recipe.reducer.sparse, reducer, lambda: state.progress.position)
         buckets = GradientBuckets(
             model.named_parameters(),
             reducer.start,
@@ -176,17 +194,32 @@ def assemble(
             rider_slots=RIDER_SLOTS + buffers.num_averaged + membership.world_size,
             layers=recipe.statistics.layers or "layers" in recipe.batch.needs,
             preconditioner=preconditioner,
+            start_gradients=_narrowed(recipe, reducer),
+            exchange=sparse,
         )
         resources.callback(buckets.close)
         tell = Teller(observer, state, first=reducer.rank == 0, told=lasting.told)
+        train = source.train
+        if data_config.cache_limit_mib and isinstance(train, EncodedImages):
+            train = ShardedCache(
+                train,
+                data_config.cache_limit_mib,
+                membership.rank,
+                membership.world_size,
+                reducer.all_gather_object,
+                one_machine=len(set(membership.node_of_rank or ("one",))) == 1,
+                shelf=lasting.shelf,
+            )
+            resources.callback(train.close)
+            tell.event("note", train.describe())
         stream = SampleStream(
-            source.train, data_config, recipe.seed, membership.rank, membership.world_size
+            train, data_config, recipe.seed, membership.rank, membership.world_size
         )
         share = OwnShare(
             stream,
             state,
             reducer,
-            minimum=1 if policy.together else minimum,
+            minimum=smallest,
             microbatch=recipe.microbatch,
             together=policy.together,
         )
@@ -200,9 +233,9 @@ def assemble(
             seed=recipe.seed,
             memory_format=memory_format,
         )
-        node = NodeReducer(membership, recipe.reducer.timeout_seconds, reducer.device)
-        resources.callback(node.close)
-        copies = Copies(recipe.sync, model, optimizer, reducer, node, seed=recipe.seed)
+        copies = Copies(
+            recipe.sync, model, optimizer, reducer, membership, subgroups, seed=recipe.seed
+        )
         persistence = Persistence(
             lasting.writer,
             recipe.checkpoint,
@@ -213,6 +246,7 @@ def assemble(
             copies=copies,
             evaluated=evaluated,
             mixing=mixing,
+            sparse=sparse,
             kinds={"batch": recipe.batch.kind, "optimizer": recipe.optimizer.kind},
             classes=source.classes,
             tell=tell.event,
@@ -220,6 +254,7 @@ def assemble(
         return Parts(
             state=state,
             reducer=reducer,
+            subgroups=subgroups,
             optimizer=optimizer,
             buckets=buckets,
             step=Step(
@@ -268,10 +303,11 @@ def assemble(
         )
 
 
-def _smallest_slice(model: nn.Module, policy: NormalizationPolicy, world_size: int) -> int:
-    """Fewest samples of a step: one micro-batch, or where all must take part, one sample each."""
-    smallest = smallest_microbatch(model)
-    return max(smallest, world_size) if policy.together else smallest
+def _smallest_share(model: nn.Module, policy: NormalizationPolicy, world_size: int) -> int:
+    """Fewest samples of a micro-batch."""
+    if policy.together:
+        return policy.smallest_share(world_size)
+    return smallest_microbatch(model)
 
 
 def _cycle_ends(recipe: Recipe) -> list[float]:
@@ -295,6 +331,14 @@ def _first_state(recipe: Recipe, size: int, minimum: int, data_config: DataConfi
         ledger=BrokenLedger(size, data_config.max_broken_share),
         variance=recipe.vr.build(for_betas=recipe.optimizer.keeps_squares) if recipe.vr else None,
     )
+
+
+def _narrowed(recipe: Recipe, reducer: Reducer) -> Callable[[torch.Tensor], Pending] | None:
+    """Sums in the recipe's narrower type; gradients that are as narrow already stay as they are."""
+    wire = recipe.reducer.wire
+    if wire is None:
+        return None
+    return lambda flat: reducer.start(flat, wire if flat.itemsize > wire.itemsize else None)
 
 
 def _through_preconditioner(recipe: Recipe) -> bool:

@@ -18,6 +18,7 @@ from adaptive_platform.training.checkpoint_writer import CheckpointWriter
 from adaptive_platform.training.copies import Copies
 from adaptive_platform.training.evaluated import Evaluated
 from adaptive_platform.training.mixing import Mixing
+from adaptive_platform.training.sparse_exchange import SparseExchange
 from adaptive_platform.training.state import RunState, load_checkpoint, make_checkpoint
 from adaptive_platform.training.unison import agree_on_weights, from_first, raise_first
 
@@ -41,6 +42,7 @@ class Persistence:
         copies: This worker's copy of the weights among the others'.
         evaluated: Averages and snapshots of the weights.
         mixing: This worker's mixed batches.
+        sparse: Holds what was not sent yet, where gradients travel sparsely.
         kinds: Kinds of controller and optimizer, which own parts of a checkpoint.
         classes: Class names by number.
         tell: Reports an event as `(kind, text)`.
@@ -58,6 +60,7 @@ class Persistence:
         copies: Copies,
         evaluated: Evaluated,
         mixing: Mixing,
+        sparse: SparseExchange | None = None,
         kinds: dict[str, str],
         classes: tuple[str, ...],
         tell: Callable[[str, str], None],
@@ -71,6 +74,7 @@ class Persistence:
         self._copies = copies
         self._evaluated = evaluated
         self._mixing = mixing
+        self._sparse = sparse
         self._kinds = kinds
         self._classes = classes
         self._tell = tell
@@ -83,6 +87,7 @@ class Persistence:
             natural = self._optimizer.natural_state()  # gathered from the workers that own parts
         sync = self._copies.state_dict()
         batches = self._mixed_batches()
+        waiting = self._sparse.state_dict() if self._sparse is not None else None
         with self._copies.agreed():
             if self._writer is None:
                 return
@@ -91,6 +96,7 @@ class Persistence:
             content["natural"] = natural
             content["sync"] = sync
             content["mixing"] = batches
+            content["sparse"] = waiting
             step = self._state.progress.step
             keep = self._state.best_step if self._config.keep_best else None
             # One deep copy keeps tensors that share memory sharing it in the file.
@@ -176,6 +182,8 @@ class Persistence:
             messages += self.load(saved)
             messages += self._copies.load(saved.get("sync"))
             messages += self._take_up_mixing(saved.get("mixing"))
+            if self._sparse is not None:
+                messages += self._sparse.load(saved.get("sparse"))
             progress = self._state.progress
             messages.append(
                 f"resumed at step {progress.step}, epoch {progress.position:.2f}, "

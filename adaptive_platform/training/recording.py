@@ -31,6 +31,7 @@ def step_record(
     world_size: int,
     seconds: float,
     data_seconds: float,
+    cache_mib: float,
     sample_ids: list[list[int]] | None,
 ) -> StepRecord:
     """What is written down of a step.
@@ -47,6 +48,7 @@ def step_record(
         world_size: Workers that took part.
         seconds: Wall time of the whole step.
         data_seconds: Of these, waiting for data.
+        cache_mib: Encoded images that this worker holds in memory.
         sample_ids: Of each worker, where the recipe asks for them.
     """
     return StepRecord(
@@ -74,6 +76,7 @@ def step_record(
         samples_per_second=measured.trained / seconds if seconds > 0.0 else 0.0,
         step_seconds=seconds,
         data_seconds=data_seconds,
+        cache_mib=cache_mib,
         reduce_seconds=measured.reduce_seconds,
         statistics_seconds=measured.statistics_seconds,
         skipped=not measured.counts,

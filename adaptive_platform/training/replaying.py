@@ -225,7 +225,7 @@ def _missing(config: ControllerConfig, steps: pd.DataFrame, run: RunData) -> lis
             fix = {
                 "noise": "Only runs with two micro-batches in a step, recorded with columns "
                 "`noise_trace` and `signal_sqnorm`, can be replayed with it",
-                "layers": "Record a run with statistics.layers=true",
+                "layers": "Record a run without statistics.layers=false",
                 "hessian": "Record a run with batch.kind=abs",
             }[need]
             raise UserError(

@@ -47,6 +47,8 @@ from adaptive_platform.training.unison import raise_first
 
 __all__ = ["TrainingRun"]
 
+_MIB = 2**20
+
 _ALL_PARTS = 1_000
 _JOIN_SECONDS = 10.0
 """All have just said that they are there."""
@@ -163,13 +165,14 @@ class TrainingRun:
         self._copies = parts.copies
         self._evaluated = parts.evaluated
         self._mixing = parts.mixing
+        self._subgroups = parts.subgroups
         self._minimum = parts.minimum
         self._memory_format = parts.memory_format
         self._resources = parts.resources
 
     def _begin(self, must_resume: bool) -> None:
         if self.reducer.world_size > 1:
-            self._tell.event("note", f"gradients are summed by {self.reducer.plan.describe()}")
+            self._tell.event("note", f"gradients are summed by {self.reducer.describe()}")
         if isinstance(self._optimizer, ListeningOptimizer):
             self._tell.event("note", self._optimizer.describe())
         if self._persistence.restore(must_resume=must_resume):
@@ -195,6 +198,11 @@ class TrainingRun:
     def optimizer(self) -> torch.optim.Optimizer:
         """What turns gradients into steps; to look at, the run drives it."""
         return self._optimizer
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes this worker put on the wire so far, those between some of the workers included."""
+        return self.reducer.bytes_sent + self._subgroups.bytes_sent
 
     @property
     def is_first(self) -> bool:
@@ -382,12 +390,19 @@ class TrainingRun:
             global_batch=consumed,
             microbatches=len(share.microbatches) if share else 0,
             loss_scale=self.state.loss_scale.value,
-            measure=summed and self.state.estimator.due(step),
+            # What sparse sums give is a velocity with holes, which says nothing about noise.
+            measure=summed
+            and self.recipe.reducer.sparse is None
+            and self.state.estimator.due(step),
             squares=variance is not None and variance.due(step),
             alone=not summed,
         )
         # Dropout and the like: a function of step and rank, so a resumed run draws the same.
-        torch.manual_seed(hash((self.recipe.seed, step, self.reducer.rank)) & 0x7FFFFFFF)
+        # `torch.manual_seed` would format a stack trace for each accelerator that is not there.
+        seed = hash((self.recipe.seed, step, self.reducer.rank)) & 0x7FFFFFFF
+        torch.default_generator.manual_seed(seed)
+        if self._device.type == "cuda":
+            torch.cuda.manual_seed(seed)
         self._mixing.begin()
         for microbatch in share.microbatches if share else ():
             moved = microbatch.on(self._device, self._memory_format)
@@ -441,6 +456,7 @@ class TrainingRun:
             world_size=self.reducer.world_size,
             seconds=self._clock() - started,
             data_seconds=share.wait_seconds if share else 0.0,
+            cache_mib=share.cached_bytes / _MIB if share else 0.0,
             sample_ids=ids,
         )
         if measured.counts:

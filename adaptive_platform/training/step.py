@@ -373,6 +373,7 @@ class Step:
         if self._listener is not None:
             self._listener.accept(measured.trained)
         self._optimizer.step()
+        self._buckets.commit()
         self._buckets.release()
         self._in_hand = False
 

@@ -38,6 +38,12 @@ class Subgroups:
         self._config = RingConfig(timeout_seconds=timeout_seconds)
         self._resources = resources
         self._made: Counter[tuple[int, ...]] = Counter()
+        self._reducers: list[Reducer] = []
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that this worker put on the wire in all of them."""
+        return sum(reducer.bytes_sent for reducer in self._reducers)
 
     def among(self, ranks: Sequence[int]) -> Reducer:
         """The link among `ranks`, this worker included; all of `ranks` call it equally often.
@@ -58,9 +64,12 @@ class Subgroups:
         )
         reducer = Reducer(self._config, part, self._device)
         self._resources.callback(reducer.close)
+        self._reducers.append(reducer)
         return reducer
 
     def exchange(self, ranks: Sequence[int]) -> Exchange:
         """The same for an optimizer."""
         made = self.among(ranks)
-        return Exchange(made.rank, made.world_size, made.all_reduce, made.broadcast)
+        return Exchange(
+            made.rank, made.world_size, made.all_reduce, made.broadcast, made.all_gather
+        )

@@ -21,6 +21,8 @@ import torch
 from adaptive_platform.bench.overhead import CASES, Measurement, all_cases, measure, sides_of
 from adaptive_platform.bench.rows import median_interval
 
+FEWEST = 6
+"""Blocks below which no interval of the median holds with 95 %."""
 HERE = Path(__file__).parent
 ROUNDED = {"s/step": 3, "CPU s/step": 3, "MiB": 0}
 TITLES = {"s/step": "time per step", "CPU s/step": "CPU time per step", "MiB": "peak memory"}
@@ -57,7 +59,7 @@ def table(measurement: Measurement) -> str:
             f"{statistics.median(ours):.{digits}f}",
             f"{statistics.median(baseline):.{digits}f}",
             f"{statistics.median(ratios):.3f}",
-            f"{low:.3f} to {high:.3f}",
+            f"{low:.3f} to {high:.3f}" if len(ratios) >= FEWEST else "too few blocks",
             str(len(ratios)),
         ])  # fmt: skip
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
@@ -76,8 +78,10 @@ def page(found: list[Measurement]) -> str:
         "whatever the distribution. "
         "A block is one step, or ten where only each tenth step does more. Memory is the peak "
         "resident size of a fresh process per loop. CPU time is what one process used, all threads "
-        "together: it hardly sees other programs on the machine, which this one had, nor any "
-        "wait.\n\n"
+        "together.\n\n"
+        "The machine ran other programs at the same time, so wall times stray by a factor of two "
+        "and more and their ratios say little; CPU time hardly sees that. Where an interval "
+        "holds 1, the difference is not told from chance.\n\n"
         "```bash\n"
         + "\n".join(f"python experiments/studies/overhead.py --case {case}" for case in cases)
         + "\n```\n\nThe same as a command, without keeping the single steps: "

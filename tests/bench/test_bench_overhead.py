@@ -111,5 +111,3 @@ def test_the_command_prints_one_object_a_line_and_refuses_unknown_cases(monkeypa
     assert "resnet50-memory" in all_cases()
     with pytest.raises(UserError, match="--case = vgg: must be one of resnet18"):
         overhead.overhead(quick=True, case="vgg")
-    wrong = CliRunner().invoke(app, ["bench", "collectives", "--case", "resnet18"])
-    assert "only `bench overhead` has cases" in str(wrong.exception)

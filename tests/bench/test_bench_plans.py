@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from adaptive_platform.bench.collectives import write_links
+from adaptive_platform.bench.model_profile import buckets_of, layer_costs
+from adaptive_platform.bench.networks import links_of_network, read_row
+from adaptive_platform.bench.plan_pictures import counts_up_to, write_plans
+from adaptive_platform.bench.planner import Question, answer
 from adaptive_platform.bench.plans import (
     PlanRow,
     Step,
@@ -81,24 +86,96 @@ def test_overlap_and_efficiency() -> None:
 def test_mikamis_efficiencies_from_one_of_them() -> None:
     """Latency fitted to 1,024 GPUs; the published 2,048 to 4,096 within 10 %."""
     published = {(32, 32): 0.8475, (32, 64): 0.8310, (48, 72): 0.7408, (64, 64): 0.7344}
-    message = 25.5e6 * 2  # half precision
-    step = Step(compute_seconds=4 * 16 / 2565, bucket_bytes=25 * 2**20)
 
-    def row(grid: tuple[int, int], latency: float) -> PlanRow:
-        # Two EDR InfiniBand ports in a node of four GPUs.
-        links = Links(remote=Link(latency_seconds=latency, bytes_per_second=25e9))
-        return by_plan(price_plans(grid[0] * grid[1], links, message, grid=grid, step=step))[
-            "torus"
-        ]
-
-    wanted = step.compute_seconds * (1 / published[32, 32] - 1)
-    at_0, at_10 = (row((32, 32), latency).exposed_seconds for latency in (0.0, 10e-6))
-    assert at_0 is not None
-    assert at_10 is not None
-    latency = 10e-6 * (wanted - at_0) / (at_10 - at_0)
-    assert row((32, 32), latency).efficiency == pytest.approx(published[32, 32])
+    # Two EDR InfiniBand ports in a node of four GPUs, half precision, 16 images per GPU.
+    question = Question(
+        workers=(1024,),
+        grid=(32, 32),
+        links=links_of_network("2xedr"),
+        model="resnet50",
+        element_bytes=2.0,
+        batch=16,
+        fit="32x32:84.75%",
+    )
+    rows, fitted = answer(question)
+    assert by_plan(rows)["torus"].efficiency == pytest.approx(published[32, 32])
     for grid, value in published.items():
-        assert row(grid, latency).efficiency == pytest.approx(value, rel=0.10), grid
+        asked = replace(question, workers=(grid[0] * grid[1],), grid=grid, links=fitted, fit="")
+        efficiency = by_plan(answer(asked)[0])["torus"].efficiency
+        assert efficiency == pytest.approx(value, rel=0.10), grid
+
+
+def test_resnet50s_gradients_and_when_they_are_ready() -> None:
+    layers = layer_costs("resnet50")
+    assert sum(layer.elements for layer in layers) == 25_557_032
+    # 4.1 billion multiplications with an addition each.
+    assert sum(layer.flops for layer in layers) == pytest.approx(2 * 4.09e9, rel=0.01)
+    buckets = buckets_of(layers, 4, 25 * 2**20)
+    assert sum(bucket.bytes for bucket in buckets) == RESNET50
+    ready = [bucket.ready for bucket in buckets]
+    assert ready == sorted(ready)
+    assert ready[-1] == pytest.approx(1.0)
+    # The last layers hold most numbers and do least work: they are ready early.
+    assert ready[0] < buckets[0].bytes / RESNET50
+
+
+def test_time_to_train_and_a_speed_that_is_not_known() -> None:
+    question = Question(
+        workers=(4,),
+        links=Links(remote=Link(latency_seconds=0.0, bytes_per_second=1e15)),
+        model="resnet8_cifar",
+        image_size=32,
+        images_per_second=100.0,
+        batch=25,
+        samples=1000,
+        epochs=2,
+    )
+    row = by_plan(answer(question)[0])["torus"]
+    assert row.step_seconds == pytest.approx(0.25)
+    assert row.training_seconds == pytest.approx(20 * 0.25)
+    with pytest.raises(UserError, match="--images-per-second is missing"):
+        answer(replace(question, images_per_second=None))
+
+
+def test_sixty_five_thousand_workers() -> None:
+    row = by_plan(price_plans(65_536, ETHERNET, RESNET50, kinds=("torus", "ring")))
+    assert row["torus"].grid == (256, 256)
+    assert row["torus"].steps == 2 * 255 + 2 * 255
+
+
+@pytest.mark.parametrize("words", ["1024", "x:0.5", "32x32:101%", "1024:1.0", "8:0"])
+def test_published_rows_that_are_none(words: str) -> None:
+    with pytest.raises(UserError, match="--fit"):
+        read_row(words)
+
+
+def test_an_efficiency_that_bandwidth_alone_forbids() -> None:
+    question = Question(
+        workers=(8,), links=ETHERNET, message_bytes=1e9, compute_seconds=0.1, fit="8:99%"
+    )
+    with pytest.raises(UserError, match="without any latency"):
+        answer(question)
+    with pytest.raises(UserError, match="--network = token"):
+        links_of_network("token")
+
+
+@pytest.mark.parametrize("ending", ["html", "png"])
+def test_pictures(tmp_path, ending: str) -> None:
+    path = tmp_path / f"plan.{ending}"
+    words = ["plan", "--workers", "16", "--model", "resnet8_cifar", "--image-size", "32"]
+    words += ["--images-per-second", "1000", "--network", "10gbe", "--out", str(path)]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG") if ending == "png" else b"halving_doubling" in data
+    assert "training" in result.output
+    with pytest.raises(UserError, match=r"must end in \.html or \.png"):
+        write_plans(price_plans(4, ETHERNET, 1.0), "title", tmp_path / "plan.gif")
+
+
+def test_a_curve_ends_at_the_number_that_was_asked_for() -> None:
+    assert counts_up_to(2) == [2]
+    assert counts_up_to(48) == [2, 4, 8, 16, 32, 48]
 
 
 def test_links_travel_through_a_file(tmp_path) -> None:

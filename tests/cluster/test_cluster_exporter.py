@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict
 
 import pytest
@@ -63,6 +64,8 @@ def test_attempts_after_the_first_are_recoveries(told):
     assert told("recoveries")[-1] == 0
     exporter.take([("started", {"workers": 9.0, "met": 9.0}, 0.4)])
     assert told("recoveries")[-1] == 1
+    exporter.take([("event", {"kind": "lost", "text": "worker 1"}, 0.5)])
+    assert told("recoveries")[-1] == 2
 
 
 def test_every_step_is_in_the_histogram_though_posts_are_thinned(told, monkeypatch):
@@ -74,7 +77,7 @@ def test_every_step_is_in_the_histogram_though_posts_are_thinned(told, monkeypat
             @staticmethod
             def remote(messages):
                 posted.append(messages)
-                mailbox.post(messages)
+                asyncio.run(mailbox.post(messages))
 
     client = MailboxClient(Handle)
     for number in range(1, 8):
@@ -82,7 +85,7 @@ def test_every_step_is_in_the_histogram_though_posts_are_thinned(told, monkeypat
     client._post()
     assert len(told("step_duration_seconds")) == 7
     assert told("skipped_steps")[-1] == 1
-    assert all(kind != "pace" for kind, _, _ in mailbox.collect())
+    assert all(kind != "pace" for kind, _, _ in asyncio.run(mailbox.collect()))
 
 
 def test_events_are_counted_by_kind_and_decisions_in_all(told):
@@ -96,5 +99,5 @@ def test_events_are_counted_by_kind_and_decisions_in_all(told):
 
 def test_no_labels_no_metrics(told):
     mailbox = Mailbox()
-    assert mailbox.post([("step", step(1), 0.1)]) == (False, False)
+    assert asyncio.run(mailbox.post([("step", step(1), 0.1)])) == (False, False)
     assert Told.all == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -94,16 +95,12 @@ class Cluster:
         return [title for title in self._processes().values() if "TrainWorker" in title]
 
     def close(self) -> None:
-        """End the node and whatever it started."""
-        os.killpg(self._head.pid, signal.SIGTERM)
-        deadline = time.monotonic() + 10
-        while self._processes() and time.monotonic() < deadline:
-            self._head.poll()
-            time.sleep(0.2)
+        """End the node and whatever it started; nothing of it is worth a farewell."""
         for number in self._processes():
             with suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
         self._head.wait(30)
+        shutil.rmtree(self._temp, ignore_errors=True)
 
     def _processes(self) -> dict[int, str]:
         """Processes with this cluster's token in their environment, and what they are called."""

@@ -14,6 +14,8 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
+from adaptive_platform.recipe import load_recipe
+
 ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.cluster
@@ -99,3 +101,16 @@ def test_torus_rows_are_nodes_and_a_dead_node_is_survived(two_nodes, tmp_path):
     events = pd.read_parquet(run_dir / "events")
     plans = events.text[events.text.str.contains("summed by")].tolist()
     assert "2 x 2" in plans[0], plans
+
+
+def test_links_are_measured_on_the_clusters_own_workers(two_nodes, tmp_path):
+    cluster, _ = two_nodes
+    table = tmp_path / "links.yaml"
+    words = [sys.executable, "-m", "adaptive_platform", "bench", "collectives", "--json"]
+    words += ["--address", cluster.address, "--workers", "4", "--out", str(table)]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert "local bandwidth" in done.stdout, "two workers on each of two nodes have both links"
+    recipe = load_recipe("quickstart", [f"reducer.links={table}"])
+    assert recipe.reducer.links.local is not None
+    assert recipe.reducer.plan(4, list("aabb")).world_size == 4

@@ -15,7 +15,7 @@ from adaptive_platform.collectives import Membership, Reducer, ReducerConfig
 T = TypeVar("T")
 
 
-def as_threads(world_size: int, body: Callable[[int], T], seconds: float = 60.0) -> list[T]:
+def as_threads(world_size: int, body: Callable[[int], T], seconds: float = 200.0) -> list[T]:
     """`body(rank)` on one thread per rank; the results by rank, or the first error."""
     results: dict[int, T] = {}
     errors: dict[int, BaseException] = {}

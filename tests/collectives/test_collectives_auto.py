@@ -55,9 +55,36 @@ def test_few_rounds_for_small_messages_and_few_bytes_for_large_ones() -> None:
     assert config.plan(16).name == "ring"
 
 
-def test_machines_make_the_torus_the_choice_for_large_messages() -> None:
-    nodes = ["a"] * 4 + ["b"] * 4
-    assert AutoConfig().plan(8, nodes).name == "torus"
+def test_the_torus_is_the_default_on_more_than_one_machine() -> None:
+    for nodes in (["a"] * 4 + ["b"] * 4, list("abcd"), list("aab")):
+        ((limit, plan),) = AutoConfig().plans(len(nodes), nodes)
+        assert (limit, plan.name) == (math.inf, "torus")
+    assert AutoConfig().plan(8, ["a"] * 4 + ["b"] * 4).grid == (2, 4)
+    assert AutoConfig().plan(8, ["a"] * 8).name == "ring"
+    assert AutoConfig().plan(8).name == "ring"
+
+
+def test_on_measured_links_machines_make_the_torus_the_choice_for_large_messages() -> None:
+    ethernet = Links(
+        remote=Link(latency_seconds=50e-6, bytes_per_second=1.25e9),
+        local=Link(latency_seconds=20e-6, bytes_per_second=5e9),
+    )
+    assert AutoConfig(links=ethernet).plan(8, ["a"] * 4 + ["b"] * 4).name == "torus"
+
+
+def test_what_was_chosen_is_said_in_one_line() -> None:
+    config = AutoConfig(
+        links=links_of(1e-3, 1e9),
+        candidates=("ring", "tree"),
+        wire_dtype="bfloat16",
+        timeout_seconds=20,
+    )
+    first, *others = with_reducers(config, 6, Reducer.describe)
+    assert others == [first] * 5
+    assert first.startswith("up to ")
+    assert "KiB tree over 6 workers" in first
+    assert "; above ring over 6 workers" in first
+    assert first.endswith("; as bfloat16 between workers")
 
 
 def test_fit_finds_the_links_that_made_the_timings() -> None:

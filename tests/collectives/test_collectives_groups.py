@@ -46,7 +46,7 @@ def test_rebuilding_with_other_sizes_leaks_nothing() -> None:
     for generation in range(4):
         rebuild(generation)
     before = threads_and_files()
-    for generation in range(4, 60):
+    for generation in range(4, 204):
         rebuild(generation)
     after = settled(before)
     assert after[0] <= before[0]

@@ -13,8 +13,8 @@ from adaptive_platform.collectives.sparse import (
     SparseState,
     choose_chunks,
     sparse_sum,
-    sparsity,
 )
+from adaptive_platform.collectives.sparse_config import sparsity
 
 CONFIG = TorusConfig(timeout_seconds=20)
 

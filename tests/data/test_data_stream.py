@@ -140,6 +140,28 @@ def test_a_batch_change_neither_repeats_nor_discards_decoding():
     assert sum(dataset.reads) <= 300 + (2 * 2 + 1) * 16
 
 
+def test_while_a_step_lasts_the_samples_of_the_next_ones_are_read():
+    dataset = Counting(400)
+    samples = wrap_dataset(dataset).train
+    for k in range(len(dataset)):
+        dataset.reads[k] = 0
+    worker = SampleStream(samples, PythonConfig(decode_workers=1, prefetch=3), 0, 0, 1)
+    order = global_order(0, 0, 400)
+    cursor, step = 0, 16
+    for _ in range(5):
+        worker.take(0, cursor, step, minimum=1, microbatch=step)
+        cursor += step
+        deadline = time.monotonic() + 60
+        # The step: nothing is asked for, and three chunks come all the same.
+        while sum(dataset.reads) < cursor + 3 * 16:
+            assert time.monotonic() < deadline, "nothing is read ahead"
+            time.sleep(0.01)
+        assert all(dataset.reads[k] == 1 for k in order[: cursor + 3 * 16])
+    worker.close()
+    assert max(dataset.reads) == 1
+    assert sum(dataset.reads) <= cursor + 4 * 16, "and not more than prefetch says"
+
+
 def test_after_an_unusual_step_the_stream_goes_on():
     samples = numbered(64)
     config = PythonConfig(decode_workers=1, prefetch=1)

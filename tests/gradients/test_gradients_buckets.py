@@ -152,3 +152,21 @@ def test_mixed_types_and_frozen_parameters():
 def test_nothing_to_train_is_refused():
     with pytest.raises(UserError, match="no parameter that requires a gradient"):
         buckets_of(nn.Flatten())
+
+
+def test_inexact_gradients_leave_the_rider_to_itself():
+    model, exact, narrowed = net(), Alone(), Alone()
+    buckets = GradientBuckets(
+        model.named_parameters(),
+        exact,
+        bucket_bytes=1024,
+        rider_slots=3,
+        start_gradients=narrowed,
+    )
+    buckets.begin_step(measure=True)
+    buckets.begin_microbatch(last=True)
+    model(torch.randn(2, 3, 8, 8)).sum().backward()
+    buckets.end_microbatch()
+    buckets.finish()
+    assert exact.started == [3 + len(buckets.parameters)]
+    assert sum(narrowed.started) == sum(p.numel() for p in buckets.parameters)

@@ -42,12 +42,21 @@ class ThreadLinks:
             self.barrier.wait()
             return tensor
 
+        def all_gather(tensor: Tensor) -> list[Tensor]:
+            self.slots[rank] = tensor.clone()
+            self.barrier.wait()
+            found = [slot.clone() for slot in self.slots]
+            self.barrier.wait()
+            if rank == 0:
+                self.elements += tensor.numel()
+            return found
+
         def subgroup(ranks: Sequence[int]) -> Exchange:
             with self.lock:
                 links = self.groups.setdefault(tuple(ranks), ThreadLinks(len(ranks)))
             return links.of(list(ranks).index(rank))
 
-        return Exchange(rank, self.world_size, all_reduce, broadcast, subgroup)
+        return Exchange(rank, self.world_size, all_reduce, broadcast, all_gather, subgroup)
 
 
 def on_ranks(world_size: int, body: Callable[[Exchange], object]) -> list:

@@ -203,3 +203,29 @@ def test_no_run_is_an_error() -> None:
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, runs: list[RunData]) -> None:
     with pytest.raises(UserError, match=r"missing/report\.html: the report can't be written"):
         write_html(runs, tmp_path / "missing" / "report.html")
+
+
+def test_places_of_workers_are_drawn_where_they_changed(tmp_path):
+    write_run(tmp_path / "run")
+    (members,) = [p for p in panels([read_run(tmp_path / "run")]) if p.name == "members"]
+    first, second = members.figure["data"][:2]
+    assert None not in first["y"]
+    assert set(first["y"]) == {1.0}
+    assert second["y"].count(None) == 2  # both ends of the time with one worker
+    assert second["y"][0] == second["y"][-1] == 2.0
+    write_run(tmp_path / "other", seed=1)
+    both = [read_run(tmp_path / name) for name in ("run", "other")]
+    assert "members" not in {panel.name for panel in panels(both)}
+
+
+def test_decisions_are_marked_on_the_loss_at_its_height(tmp_path):
+    write_run(tmp_path / "run")
+    run = read_run(tmp_path / "run")
+    (loss,) = [p for p in panels([run]) if p.name == "loss"]
+    (marks,) = [t for t in loss.figure["data"] if t["name"] == "batch changed"]
+    changed = run.decisions[run.decisions.old_batch != run.decisions.new_batch]
+    assert marks["meta"]["axes"]["steps"] == changed.step.astype(float).tolist()
+    curve = next(t for t in loss.figure["data"] if t["name"] == "training")["y"]
+    heights = [height for height in curve if height is not None]
+    assert min(heights) <= min(marks["y"]) <= max(marks["y"]) <= max(heights)
+    assert all("→" in text for text in marks["text"])

@@ -39,35 +39,35 @@ def test_trials_that_fit_alone_take_turns_and_failures_are_told(tmp_path):
     assert "the cluster has 2 CPU" in found["refused"]
     assert found["exit_code"] == 0
     status = [row["status"] for row in found["rows"]]
-    assert status == ["done", "done", "failed"], ended.stderr
-    assert "finite" in found["rows"][2]["message"]
+    assert status == ["done", "failed"], ended.stderr
+    assert "finite" in found["rows"][1]["message"]
     out = tmp_path / "sweep"
     first, second = (pd.read_parquet(out / "trials" / f"0000{n}" / "steps") for n in (0, 1))
     assert (first.world_size == 2).all()
     assert first.time.max() < second.time.min(), "the trials ran at the same time"
     table = pd.read_parquet(out / "results.parquet")
     assert table.trial.tolist()[0] == found["best"]
-    assert sorted(table["optimizer.lr"]) == [0.001, 0.02, 1e30]
+    assert sorted(table["optimizer.lr"]) == [0.02, 1e30]
     best = load_recipe(str(out / "best.yaml"))
     assert best.optimizer.lr == table["optimizer.lr"].tolist()[0]
     assert best.out is None
     page = (out / "sweep.html").read_text()
     assert "Winning recipe" in page
-    assert "trial 00002 failed" in ended.stderr
+    assert "trial 00001 failed" in ended.stderr
 
 
 @pytest.mark.cluster
 def test_ctrl_c_keeps_what_is_done_and_the_sweep_goes_on(tmp_path):
     command = [sys.executable, "-m", "adaptive_platform", "sweep"]
-    (tmp_path / "pair.yaml").write_text(
-        "name: pair\n"
-        "set: {model.name: resnet8_cifar, stop.epochs: 2, batch.kind: fixed, lr_rule.kind: none,\n"
+    (tmp_path / "one.yaml").write_text(
+        "name: one\n"
+        "set: {model.name: resnet8_cifar, stop.epochs: 4, batch.kind: fixed, lr_rule.kind: none,\n"
         "      batch.global_batch: 64, checkpoint.every: 5 steps, report.evaluate_every: 5 steps}\n"
-        "space: {seed: {kind: choice, values: [0, 1]}}\n"
+        "space: {seed: {kind: choice, values: [1]}}\n"
         "searcher: {kind: grid}\n"
         "budget: {concurrent: 1}\n"
     )
-    words = ["pair.yaml", "out=sweep"]
+    words = ["one.yaml", "out=sweep"]
     process = subprocess.Popen(
         [*command, *words], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True,
@@ -89,7 +89,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_sweep_goes_on(tmp_path):
     )  # fmt: skip
     assert again.returncode == 0, again.stdout + again.stderr
     table = pd.read_parquet(tmp_path / "sweep" / "results.parquet")
-    assert table.status.tolist() == ["done", "done"]
+    assert table.status.tolist() == ["done"]
     steps = pd.read_parquet(saved / "steps")
     assert steps.step.tolist() == list(range(1, len(steps) + 1))
     events = pd.read_parquet(saved / "events")

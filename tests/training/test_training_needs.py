@@ -22,8 +22,8 @@ from adaptive_platform.training.run import TrainingRun
 
 def test_layers_add_up_to_the_whole_and_change_nothing():
     config = ["stop.steps=6", "microbatch=2"]
-    plain = train(recipe(*config), world_size=2)[0]
-    both = train(recipe(*config, "statistics.layers=true"), world_size=2)
+    plain = train(recipe(*config, "statistics.layers=false"), world_size=2)[0]
+    both = train(recipe(*config), world_size=2)
     assert_same(plain.weights, both[0].weights, 0.0)
     state = both[0].run.state.estimator.state_dict()
     assert both[1].run.state.estimator.state_dict() == state
@@ -43,7 +43,7 @@ def test_layers_come_in_the_order_of_the_model(bucket_mib):
     """Each layer's S of the first step, from gradients taken one micro-batch at a time."""
     data = Points(40)
     outcome = train(
-        recipe("stop.steps=1", "microbatch=2", "statistics.layers=true",
+        recipe("stop.steps=1", "microbatch=2",
                f"reducer.bucket_mib={bucket_mib}"),
         world_size=2,
         data=data,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -112,9 +113,7 @@ def test_a_resumed_run_measures_on_bit_for_bit(tmp_path):
 
 
 def test_layers_add_up_and_one_sample_is_differenced_through_it():
-    layers = train(
-        recipe("stop.epochs=1", "statistics.layers=true", **ADAM), world_size=2, data=Points(160)
-    )[0]
+    layers = train(recipe("stop.epochs=1", **ADAM), world_size=2, data=Points(160))[0]
     state = layers.run.state.estimator.state_dict()
     assert state["preconditioned"] == 1
     assert sum(state["layer_noise"]) == pytest.approx(state["noise_trace"], rel=1e-5)
@@ -141,3 +140,34 @@ def test_by_default_it_is_measured_in_each_fifth_step():
         False
     ] * 4 + [True]
     assert [r.preconditioned for r in outcome.watcher.steps[:7]] == [False] * 5 + [True] * 2
+
+
+def test_the_estimates_are_adaptdls_on_the_same_gradients():
+    """Its Adam estimator, one replica with four passes a step; var is that of one pass of four."""
+    theirs = pytest.importorskip("adaptdl.torch.gradient_noise_scale", exc_type=ImportError)
+    data = Points(160)
+    config = ADAM | {
+        "lr_rule": {"kind": "none"},
+        "statistics": {"every": 1, "half_life_samples": 1},
+    }
+    outcome = train(recipe("stop.epochs=1", **config), data=data)[0]
+    model = linear_net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0)
+    parallel = SimpleNamespace(require_backward_grad_sync=False)
+    noise = theirs.AdamGradientNoiseScale(parallel, optimizer, num_replicas=1, accum_scale=1.0)
+    noise._smoothing = 1e-9  # What is read is the step's own.
+    for record in outcome.watcher.steps:
+        (ids,) = record.sample_ids
+        noise.reset_accumulation()
+        for start in range(0, 16, 4):
+            parallel.require_backward_grad_sync = start == 12
+            part = ids[start : start + 4]
+            F.cross_entropy(model(data.inputs[part]), data.labels[part]).backward()
+        found = optimizer.state.pop("gns")
+        rounding = 1e-3 * found["var_avg"][0]
+        assert record.noise_trace == pytest.approx(4 * found["var_avg"][0], rel=1e-3)
+        assert record.signal_sqnorm == pytest.approx(found["sqr_avg"][0], rel=1e-3, abs=rounding)
+        for parameter in model.parameters():
+            parameter.grad /= 4
+        optimizer.step()
+        optimizer.state["gns"] = found

@@ -77,3 +77,13 @@ def test_another_ending_is_refused(tmp_path) -> None:
     result = CliRunner().invoke(app, ["plan", "schedule", "--out", str(tmp_path / "plan.gif")])
     assert isinstance(result.exception, UserError)
     assert r".html or .png" in str(result.exception)
+
+
+def test_parameter_groups_and_coverage_are_printed_on_request() -> None:
+    """F10, F12."""
+    words = ["plan", "parameters", "quickstart", "model.name=resnet8_cifar", "--classes", "3"]
+    result = CliRunner().invoke(app, [*words, "optimizer.kind=sp_ngd"], catch_exceptions=False)
+    assert "group decay: 10 tensors, 76,912 elements, weight decay 0" in result.output
+    assert "fc.weight (3, 64)" in result.output
+    assert "group excluded" in result.output
+    assert "natural gradient: 19 layers: conv1, bn1" in result.output

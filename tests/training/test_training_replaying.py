@@ -79,12 +79,12 @@ def test_fields_carry_over_and_can_be_set(tmp_path):
 
 
 def test_what_is_wrong_is_said(tmp_path):
-    run_dir, _ = recorded(tmp_path)
+    run_dir, _ = recorded(tmp_path, "statistics.layers=false")
     for controller, words, message in (
         ("nois", [], "--controller = nois: must be one of .*noise_scale"),
         ("noise_scale", ["max_batc=3"], "max_batc: there is no such field.*max_batch"),
         ("noise_scale", ["max_batch=3"], "global_batch 8 must lie between"),
-        ("gsnr", [], "needs layers, but .*`gsnr`.*statistics.layers=true"),
+        ("gsnr", [], "needs layers, but .*`gsnr`.*statistics.layers=false"),
         ("abs", [], "needs hessian, but .*batch.kind=abs"),
         ("schedule", [], "stages is missing"),
     ):
@@ -93,7 +93,7 @@ def test_what_is_wrong_is_said(tmp_path):
 
 
 def test_layers_and_curvature_are_replayed_from_their_columns(tmp_path):
-    run_dir, _ = recorded(tmp_path / "a", "statistics.layers=true")
+    run_dir, _ = recorded(tmp_path / "a")
     assert len(replay_run(run_dir, "gsnr").replayed.decisions) > 2
     run_dir, _ = recorded(
         tmp_path / "b", batch={"kind": "abs", "global_batch": 8, "duration_epochs": 1}

@@ -130,7 +130,6 @@ def run_with(world_size: int, *, channels_last: bool = False, **more):
     config = recipe(
         "stop.epochs=1",
         "batch.global_batch=20",
-        "statistics.layers=true",
         lr_rule={"kind": "adascale", "base_batch": 5, "clock": "samples"},
         **more,
     )

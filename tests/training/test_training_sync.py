@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ranks import as_threads
 from runs import Points, assert_same, linear_net, recipe, train
-from torch.distributed import HashStore
 
-from adaptive_platform.collectives import Membership
 from adaptive_platform.errors import UserError
-from adaptive_platform.training.copies import NodeReducer
 
 MOMENTUM = {
     "kind": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01
@@ -157,20 +153,6 @@ def test_noise_may_be_measured_before_the_local_phase():
     late = [r.noise_trace for r in outcome.watcher.steps if r.epoch >= 2]
     assert early[-1] is not None
     assert set(late) == {early[-1]}
-
-
-def test_a_node_sums_among_its_own():
-    store = HashStore()
-
-    def work(rank):
-        membership = Membership(store, rank, 4, 0, ("a", "b", "a", "b"))
-        node = NodeReducer(membership, 20.0, torch.device("cpu"))
-        value = torch.tensor([float(rank)])
-        node.sum(value)
-        node.close()
-        return value.item()
-
-    assert as_threads(4, work) == [2.0, 4.0, 2.0, 4.0]
 
 
 def test_hierarchical_averages_stay_on_the_node_until_the_last_round():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from adaptive_platform.optimizers.natural.blocks import KroneckerBlock, UnitBlock, layer_matrix
+from adaptive_platform.optimizers.natural.blocks import KroneckerBlock, UnitBlock
 from adaptive_platform.optimizers.natural.inverses import kronecker_solve
 from adaptive_platform.optimizers.natural.workers import Workers
 
@@ -56,34 +56,53 @@ def precondition_layers(
         matrix = block.with_all_taps(solved[block.name], gradients[block.name])
         if layer.bias is not None:
             matrix, found[layer.bias] = matrix[:, :-1], matrix[:, -1]
-        found[layer.weight] = matrix.reshape(layer.weight.shape)
+        found[layer.weight] = block.weight_of(matrix)
     return found
 
 
 def _solve(block: KroneckerBlock, gradient: Tensor, damping: float) -> Tensor:
     matrix = block.only_taps(gradient)
     solved = kronecker_solve(matrix, block.inverse["inputs"], block.inverse["outputs"], damping)
+    finite = solved.sum().isfinite()
+    if finite.device.type == "cpu":
+        return solved if bool(finite) else matrix
     # Decided on the device: asking it for the answer would cost a synchronisation per layer.
-    return torch.where(solved.isfinite().all(), solved, matrix)
+    return torch.where(finite, solved, matrix)
 
 
 def _swap(
     active: Sequence[KroneckerBlock], mine: dict[str, Tensor], workers: Workers
 ) -> dict[str, Tensor]:
-    """Everyone in this worker's row gets all layers; zeros where another one computes."""
+    """Everyone in this worker's row gets all layers."""
     found: dict[str, Tensor] = {}
     for dtype in dict.fromkeys(block.dtype for block in active):
-        blocks = [block for block in active if block.dtype is dtype]
-        sizes = [block.inputs.side * block.outputs.side for block in blocks]
-        flat = torch.zeros(sum(sizes), dtype=dtype, device=blocks[0].layer.weight.device)
-        pieces = flat.split(sizes)
-        for block, piece in zip(blocks, pieces, strict=True):
-            if block.name in mine:
-                piece.copy_(mine[block.name].reshape(-1))
-        workers.row.all_reduce(flat)
-        for block, piece in zip(blocks, pieces, strict=True):
-            found[block.name] = piece.view(block.outputs.side, block.inputs.side)
+        # Who in the row makes which layers: exactly one, as the row meets each column once.
+        makers = [
+            [
+                block
+                for block in active
+                if block.dtype is dtype and rank in workers.placement(block).workers
+            ]
+            for rank in workers.row_ranks
+        ]
+        lengths = [sum(map(_elements, blocks)) for blocks in makers]
+        flat = active[0].layer.weight.new_zeros(max(lengths), dtype=dtype)
+        own = makers[workers.row_ranks.index(workers.rank)]
+        if own:
+            torch.cat(
+                [mine[block.name].reshape(-1) for block in own],
+                out=flat[: sum(map(_elements, own))],
+            )
+        for blocks, everything in zip(makers, workers.row.all_gather(flat), strict=True):
+            sizes = [_elements(block) for block in blocks]
+            pieces = everything[: sum(sizes)].split(sizes) if blocks else ()
+            for block, piece in zip(blocks, pieces, strict=True):
+                found[block.name] = piece.view(block.outputs.side, block.inputs.side)
     return found
+
+
+def _elements(block: KroneckerBlock) -> int:
+    return block.inputs.side * block.outputs.side
 
 
 def _has_gradient(block: KroneckerBlock) -> bool:
@@ -94,4 +113,4 @@ def _has_gradient(block: KroneckerBlock) -> bool:
 def _gradient_matrix(block: KroneckerBlock) -> Tensor:
     weight, bias = block.layer.weight.grad, block.layer.bias
     assert weight is not None
-    return layer_matrix(weight, None if bias is None else bias.grad, block.dtype)
+    return block.matrix_of(weight, None if bias is None else bias.grad)

@@ -39,9 +39,11 @@ class Workers:
         self._placements: dict[str, Placement] = {}
         self.column_ranks = self._grid.column(exchange.rank)
         """Ranks that hold the same inverses as this one."""
+        self.row_ranks = self._grid.row(exchange.rank)
+        """Ranks that make what this one does not: one of each column."""
         try:
             self.column = exchange.among(self.column_ranks)
-            self.row = exchange.among(self._grid.row(exchange.rank))
+            self.row = exchange.among(self.row_ranks)
         except ValueError as error:
             raise UserError(
                 f"optimizer.gradient_worker_fraction = {fraction:g}: between one and all of "
