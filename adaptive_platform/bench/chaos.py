@@ -137,14 +137,21 @@ def chaos(
     """
     torch.set_num_threads(1)
     stage = Stage(nodes=2)
-    rows = []
+    rows, broken = [], []
     try:
         for scenario in (s for s in scenarios(quick=quick) if case in s.name):
-            outcome = play(stage, scenario)
+            try:
+                outcome = play(stage, scenario)
+            except RunFailedError as error:
+                broken.append(str(error))
+                say(broken[-1])
+                continue
             say(f"{scenario.name}: {outcome.steps} steps; " + "; ".join(outcome.events))
             rows += rows_of(outcome)
     finally:
         stage.close()
+    if broken:
+        raise RunFailedError("; ".join(broken))
     return rows
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -43,8 +44,8 @@ def chaos(
     """Runs in trouble: kills, drains, new nodes; how long it takes, and that nothing is lost."""
     from adaptive_platform.bench.chaos import chaos as measure
 
-    notes: list[str] = []
-    _print(measure(quick=quick, case=case, say=notes.append), notes, as_json=as_json)
+    say = partial(print, file=sys.stderr, flush=True)
+    _print(measure(quick=quick, case=case, say=say), (), as_json=as_json)
 
 
 @commands.command()

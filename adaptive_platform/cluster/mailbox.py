@@ -50,18 +50,18 @@ class Mailbox:
         self._final: dict[str, Any] | None = None
         self._desk = MembershipDesk(max_workers, max_losses)
 
-    async def end(self, failure: dict[str, Any]) -> None:
+    def end(self, failure: dict[str, Any]) -> None:
         """An error that another attempt can't mend; the first one counts."""
         if self._final is None:
             self._final = failure
             self._messages.append(("failed", failure, 0.0))
             self._desk.end()
 
-    async def final(self) -> dict[str, Any] | None:
+    def final(self) -> dict[str, Any] | None:
         """The error that ended the run, for workers that Ray started again in vain."""
         return self._final
 
-    async def post(self, messages: list[Message]) -> tuple[bool, bool]:
+    def post(self, messages: list[Message]) -> tuple[bool, bool]:
         """Add messages.
 
         Returns:
@@ -73,22 +73,24 @@ class Mailbox:
         for kind, fields, _ in messages:
             if kind == "step" and not fields["skipped"]:
                 self._desk.roster.commit(fields["step"])
+            elif kind == "advice":
+                self._desk.want(fields["workers"])
         return self._stop, self._desk.roster.change_wanted
 
-    async def collect(self) -> list[Message]:
+    def collect(self) -> list[Message]:
         """Take all messages out."""
         if self._exporter is not None:
             self._exporter.again()
         taken, self._messages = self._messages, []
         return taken
 
-    async def ask_to_stop(self) -> None:
+    def ask_to_stop(self) -> None:
         """Let the next `post` say that the run should stop."""
         self._stop = True
 
     # --- live membership; see `MembershipDesk` -------------------------------------------------
 
-    async def enroll(self, attempt: str, rank: int, world_size: int, member: Member) -> None:
+    def enroll(self, attempt: str, rank: int, world_size: int, member: Member) -> None:
         """See `MembershipDesk.enroll`."""
         self._desk.enroll(attempt, rank, world_size, member)
 
@@ -96,11 +98,11 @@ class Mailbox:
         """See `MembershipDesk.next`."""
         return await self._desk.next(attempt, member, join=join)
 
-    async def lose(self, attempt: str, name: str, why: str) -> None:
+    def lose(self, attempt: str, name: str, why: str) -> None:
         """See `MembershipDesk.lose`."""
         self._desk.lose(attempt, name, why)
 
-    async def finish(self, attempt: str, name: str) -> None:
+    def finish(self, attempt: str, name: str) -> None:
         """See `MembershipDesk.finish`."""
         self._desk.finish(attempt, name)
 
@@ -108,11 +110,11 @@ class Mailbox:
         """See `MembershipDesk.verdict`."""
         return await self._desk.verdict()
 
-    async def status(self) -> MembershipStatus:
+    def status(self) -> MembershipStatus:
         """See `MembershipDesk.status`."""
         return self._desk.status()
 
-    async def drain(self, nodes: set[str]) -> None:
+    def drain(self, nodes: set[str]) -> None:
         """See `MembershipDesk.drain`."""
         self._desk.drain(nodes)
 

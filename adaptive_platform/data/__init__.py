@@ -12,6 +12,7 @@ from adaptive_platform.data.python import PythonConfig, wrap_dataset
 from adaptive_platform.data.samples import EncodedImages, Samples
 from adaptive_platform.data.sharded_cache import ShardedCache
 from adaptive_platform.data.shares import dealt, microbatch_sizes, next_slice, positions_of
+from adaptive_platform.data.shelf import Shelf
 from adaptive_platform.data.sources import DataConfig, DataSource
 from adaptive_platform.data.stream import SampleStream, Share
 from adaptive_platform.settings import import_variants, union_of
@@ -29,6 +30,7 @@ __all__ = [
     "Samples",
     "ShardedCache",
     "Share",
+    "Shelf",
     "dealt",
     "evaluation_batches",
     "global_order",

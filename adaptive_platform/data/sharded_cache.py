@@ -29,8 +29,8 @@ _MIB = 2**20
 class ShardedCache(EncodedImages):
     """The images of `samples`, from memory where one of the workers holds them.
 
-    Make a new one when rank or world size change: ownership is a matter of both. Decode processes
-    may hold a copy; they ask the worker that started them.
+    Make a new one when rank or world size change, with the shelf of the old: both decide who owns
+    what. Decode processes may hold a copy; they ask the worker that started them.
 
     Args:
         samples: Where to read from.
@@ -40,6 +40,8 @@ class ShardedCache(EncodedImages):
         gather: The values of all workers by rank, as `Reducer.all_gather_object` gives them; called
             once, here.
         one_machine: All workers are on one, so that nobody else need be able to connect.
+        shelf: What this worker held under another rank or world size; of that it keeps what is its
+            own now. An empty one where None.
     """
 
     def __init__(
@@ -51,13 +53,15 @@ class ShardedCache(EncodedImages):
         gather: Callable[[Any], list[Any]],
         *,
         one_machine: bool,
+        shelf: Shelf | None = None,
     ) -> None:
         self._samples = samples
         self._rank = rank
         self._limit_mib = limit_mib
         self.background = samples.background
         self.image_size = samples.image_size
-        self._shelf: Shelf | None = Shelf(limit_mib * _MIB)
+        self._shelf: Shelf | None = Shelf(0) if shelf is None else shelf
+        self._shelf.keep(lambda sample: sample % world_size == rank, limit_mib * _MIB)
         self._home = os.getpid()
         self._links: dict[int, ShelfLink | None] = {}
         self._links_of = self._home
@@ -126,14 +130,13 @@ class ShardedCache(EncodedImages):
         return read
 
     def close(self) -> None:
-        """Let go of the images; later reads go to storage. Safe to call twice."""
+        """Answer and ask no more; later reads go to storage. Safe to call twice."""
         if self._server is not None:
             self._server.close()
         for link in self._links.values():
             if link is not None:
                 link.close()
-        if self._shelf is not None:
-            self._shelf.clear()
+        self._shelf = None
         self._server = None
         self._links = dict.fromkeys(range(len(self._peers)))
 

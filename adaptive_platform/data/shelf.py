@@ -7,6 +7,7 @@ import socket
 import socketserver
 import struct
 import threading
+from collections.abc import Callable
 from typing import Any
 
 __all__ = ["PATIENCE_SECONDS", "Shelf", "ShelfLink", "ShelfServer"]
@@ -40,7 +41,7 @@ class Shelf:
         self._images: dict[int, bytes] = {}
         self.held_bytes = 0
         """Bytes held now."""
-        self.full = False
+        self.full = limit_bytes == 0
         """True once an image did not fit: no more are asked for."""
 
     def __len__(self) -> int:
@@ -61,12 +62,13 @@ class Shelf:
             self._images[sample] = encoded
             self.held_bytes += len(encoded)
 
-    def clear(self) -> None:
-        """Let go of everything, and take nothing more."""
+    def keep(self, wanted: Callable[[int], bool], limit_bytes: int) -> None:
+        """Let go of the images that are not wanted, and go on with another limit."""
         with self._lock:
-            self._images = {}
-            self.held_bytes = 0
-            self.full = True
+            self._images = {k: image for k, image in self._images.items() if wanted(k)}
+            self.held_bytes = sum(map(len, self._images.values()))
+            self._limit = limit_bytes
+            self.full = self.held_bytes >= limit_bytes
 
 
 class ShelfServer:
@@ -89,7 +91,8 @@ class ShelfServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Take no more callers. Those that are connected find an empty shelf once it is cleared."""
+        """Take no more callers; those that are connected find an empty shelf without room."""
+        self._server.shelf = Shelf(0)
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -147,11 +150,11 @@ class _Caller(socketserver.StreamRequestHandler):
     server: _Server
 
     def handle(self) -> None:
-        shelf = self.server.shelf
         if not hmac.compare_digest(self.rfile.read(len(self.server.token)), self.server.token):
             return
         while len(request := self.rfile.read(_REQUEST.size)) == _REQUEST.size:
             what, sample, length = _REQUEST.unpack(request)
+            shelf = self.server.shelf  # another one once the server is closed
             if what == _PUT:
                 encoded = self.rfile.read(length)
                 if len(encoded) == length:

@@ -77,6 +77,10 @@ class NormalizationPolicy(Variant, ABC):
             use_last_batch(model)
         return replaced
 
+    def smallest_share(self, world_size: int) -> int:
+        """Samples that each worker needs in a pass, where workers pass together."""
+        return 2
+
     @abstractmethod
     def _replace(self, model: nn.Module, rank: int, world_size: int, link: GroupLink) -> int:
         """Swap the layers; how many were."""
@@ -94,16 +98,22 @@ class LocalNorm(NormalizationPolicy):
 class GroupNorm(NormalizationPolicy):
     """Several workers normalize together (Ying et al. 2018, arXiv 1811.06992).
 
-    Every worker makes equally many passes of at least one sample in each step, so at the end of an
-    epoch fewer samples than workers join the step before. A step in which some worker can't read
-    enough samples is left out by all. Memory that runs out in such a pass stops it on one worker
-    only, and the others notice by their time limit: choose `microbatch` with room to spare.
+    Every worker makes equally many passes of at least one sample (two, where a group has a single
+    member) in each step, so at the end of an epoch fewer samples than that join the step before. A
+    step in which some worker can't read enough samples is left out by all. Memory that runs out in
+    such a pass stops it on one worker only, and the others notice by their time limit: choose
+    `microbatch` with room to spare.
     """
 
     kind: Literal["group"] = "group"
     together: ClassVar[bool] = True
     workers: int = Field(default=2, ge=2)
     """Most workers per group; groups are of consecutive ranks and as equal as can be."""
+
+    def smallest_share(self, world_size: int) -> int:
+        """One sample, as the others have more; two for a worker that is a group of its own."""
+        groups = {normalization_group(r, world_size, self.workers) for r in range(world_size)}
+        return 2 if min(map(len, groups)) == 1 else 1
 
     def _replace(self, model: nn.Module, rank: int, world_size: int, link: GroupLink) -> int:
         members = normalization_group(rank, world_size, self.workers)

@@ -81,7 +81,7 @@ class OwnShare:
         """Micro-batches of every worker: as few as keep the largest share's within the bound."""
         smallest, more = divmod(consumed, self._reducer.world_size)
         wanted = max(-(-(smallest + (more > 0)) // bound), self._at_least)
-        return min(wanted, smallest)
+        return min(wanted, smallest // self._minimum)
 
     def _taken(
         self, consumed: int, bound: int, at_least: int

@@ -18,6 +18,7 @@ from adaptive_platform.data import (
     EncodedImages,
     SampleStream,
     ShardedCache,
+    Shelf,
 )
 from adaptive_platform.errors import DataError, UserError
 from adaptive_platform.gradients.buckets import GradientBuckets
@@ -61,6 +62,8 @@ class Lasting:
     optimizer: Optimizer | None = None
     mixing: Mixing | None = None
     evaluated: Evaluated | None = None
+    shelf: Shelf = field(default_factory=lambda: Shelf(0))
+    """Encoded images that this worker holds in memory."""
     told: set[str] = field(default_factory=set)
     """Warnings that were told, and are not told twice."""
 
@@ -133,7 +136,8 @@ def assemble(
     evaluation_loss = loss or recipe.loss.build_evaluation()
     memory_format = memory_format_of(model)
     policy = recipe.model.normalization
-    minimum = _smallest_slice(model, policy, membership.world_size)
+    smallest = _smallest_share(model, policy, membership.world_size)
+    minimum = smallest * membership.world_size if policy.together else smallest
     state = lasting.state or _first_state(recipe, len(source.train), minimum, data_config)
     with ExitStack() as resources:
         reducer = Reducer(
@@ -204,6 +208,7 @@ def assemble(
                 membership.world_size,
                 reducer.all_gather_object,
                 one_machine=len(set(membership.node_of_rank or ("one",))) == 1,
+                shelf=lasting.shelf,
             )
             resources.callback(train.close)
             tell.event("note", train.describe())
@@ -214,7 +219,7 @@ def assemble(
             stream,
             state,
             reducer,
-            minimum=1 if policy.together else minimum,
+            minimum=smallest,
             microbatch=recipe.microbatch,
             together=policy.together,
         )
@@ -298,10 +303,11 @@ def assemble(
         )
 
 
-def _smallest_slice(model: nn.Module, policy: NormalizationPolicy, world_size: int) -> int:
-    """Fewest samples of a step: one micro-batch, or where all must take part, one sample each."""
-    smallest = smallest_microbatch(model)
-    return max(smallest, world_size) if policy.together else smallest
+def _smallest_share(model: nn.Module, policy: NormalizationPolicy, world_size: int) -> int:
+    """Fewest samples of a micro-batch."""
+    if policy.together:
+        return policy.smallest_share(world_size)
+    return smallest_microbatch(model)
 
 
 def _cycle_ends(recipe: Recipe) -> list[float]:

@@ -48,10 +48,11 @@ class Storage(EncodedImages):
 class Workers:
     """Streams of some workers in one process, each with its part of one cache."""
 
-    def __init__(self, storage, world, decode_workers=0):
+    def __init__(self, storage, world, decode_workers=0, shelves=None):
         config = ImageFolderConfig(
             train=".", augmentation="resized_crop", decode_workers=decode_workers, prefetch=1
         )
+        self.shelves = [*(shelves or ()), *(Shelf(0) for _ in range(world))][:world]
         barrier = threading.Barrier(world)
         addresses = [None] * world
 
@@ -61,7 +62,9 @@ class Workers:
                 barrier.wait()
                 return list(addresses)
 
-            return ShardedCache(storage, 1, rank, world, gather, one_machine=True)
+            return ShardedCache(
+                storage, 1, rank, world, gather, one_machine=True, shelf=self.shelves[rank]
+            )
 
         self.caches = as_threads(world, begin)
         self.streams = [SampleStream(c, config, 7, r, world) for r, c in enumerate(self.caches)]
@@ -131,7 +134,7 @@ def test_each_worker_holds_its_share_once_and_tells_how_much():
         share = workers.streams[1].take(1, 0, 6, 1, 6)
         assert share.cached_bytes == workers.caches[1].held_bytes
         assert "1 MiB on each of 3 workers" in workers.caches[0].describe()
-    assert [cache.held_bytes for cache in workers.caches] == [0, 0, 0]
+    assert [cache.held_bytes for cache in workers.caches] == [0, 0, 0], "closed"
 
 
 @pytest.mark.parametrize("world", [1, 3])
@@ -147,6 +150,22 @@ def test_after_a_resize_the_right_samples_come_whoever_owns_them_now(world):
         reads = list(storage.reads)
         assert alike(after.epoch(2), without_cache(2))
         assert list(storage.reads) == reads
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_survivors_of_a_resize_keep_what_is_still_theirs(world):
+    storage = Storage()
+    with Workers(storage, 3) as before:
+        before.epoch(0)
+    shelves = before.shelves
+    with Workers(storage, world, shelves=shelves) as after:
+        kept = [k for k in range(SIZE) if k % world < 3 and k % world == k % 3]
+        assert sum(len(shelf) for shelf in after.shelves) == len(kept)
+        assert alike(after.epoch(1), without_cache(1))
+        assert [k for k in range(SIZE) if storage.reads[k] == 1] == kept
+        for rank, cache in enumerate(after.caches):
+            held = [len(storage.encoded(k)) for k in range(SIZE) if k % world == rank]
+            assert cache.held_bytes == sum(held)
 
 
 def test_the_limit_is_kept_and_what_does_not_fit_is_read_again():

@@ -301,3 +301,34 @@ def test_a_step_that_is_dropped_leaves_no_rows() -> None:
     go_on(expected, SP.build_for(expected), range(2), Exchange(), [[12]])
     for name, value in weights(expected).items():
         assert torch.equal(value, weights(model)[name])
+
+
+@pytest.mark.parametrize("inverse", ["cholesky", "eigen", "newton_schulz"])
+def test_a_checkpoint_does_not_depend_on_the_memory_layout(inverse: str) -> None:
+    """Channels-last weights have their columns in another order, in memory only."""
+    config = SP.model_copy(update={"inverse": inverse})
+    expected, _ = run(config, 6, Exchange(), [[12]])
+    first, second = torch.channels_last, torch.contiguous_format
+    for before, after in ((first, second), (second, first)):
+        model = wide_net().to(memory_format=before)
+        optimizer = config.build_for(model)
+        go_on(model, optimizer, range(3), Exchange(), [[12]])
+        saved = copy.deepcopy(optimizer.state_dict())
+        other = wide_net()
+        other.load_state_dict(model.state_dict())
+        other = other.to(memory_format=after)
+        resumed = config.build_for(other)
+        resumed.load_state_dict(saved)
+        go_on(other, resumed, range(3, 6), Exchange(), [[12]])
+        assert_close(weights(expected), weights(other))
+
+
+def test_images_that_grow_are_the_same_in_channels_last() -> None:
+    found = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        model = wide_net().to(memory_format=layout)
+        optimizer = SP.build_for(model)
+        for step, size in enumerate((6, 6, 12, 12)):
+            train_step(model, optimizer, [images_of(step, 12, size)], 12)
+        found.append(weights(model))
+    assert_close(*found)

@@ -83,6 +83,17 @@ def test_groups_are_smaller_than_the_world_and_one_may_be_alone() -> None:
     assert not torch.equal(local[0].weights["0.weight"], outcomes[0].weights["0.weight"])
 
 
+@pytest.mark.parametrize(("world", "size"), [(1, 2), (3, 2), (3, 3)])
+def test_a_worker_that_is_a_group_of_its_own_gets_two_samples(world: int, size: int) -> None:
+    config = recipe("batch.global_batch=6", "microbatch=1", **policy("group", workers=size))
+    outcome = train(config, world_size=world, data=Points(20), model=normed_net)[0]
+    least = 1 if size == world else 2
+    shares = [len(ids) for record in outcome.watcher.steps for ids in record.sample_ids]
+    assert min(shares) >= least
+    assert outcome.run.progress.skipped_steps == 0
+    assert sum(shares) == 40
+
+
 @every_policy
 def test_a_single_sample_left_over_joins_the_step_before(content) -> None:
     """F25: nine samples, four per worker; then a batch that leaves one over."""

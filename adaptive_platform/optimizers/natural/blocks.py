@@ -101,6 +101,12 @@ class KroneckerBlock:
         self._channels = weight[0].numel() // len(self._all_taps)
         slides = isinstance(module, nn.Conv2d) and layer.bias is None and slides_row_by_row(module)
         self._slides = slides
+        # Columns in the order of the weight's memory, so that a gradient needs no copy.
+        self._by_tap = (
+            len(self._all_taps) > 1
+            and not weight.is_contiguous()
+            and weight.is_contiguous(memory_format=torch.channels_last)
+        )
         self.taps: Taps = ()
         """Kernel positions that A covers; equal on all workers, empty until one was seen."""
         self._own_taps: Taps = ()
@@ -174,11 +180,13 @@ class KroneckerBlock:
             self._grow(taps_in_use(module, inputs))
             bias, taps = self.layer.bias is not None, self._own_taps
             if self._fits(self.inputs, count, self._columns(taps)):
-                rows = input_rows(module, inputs, self.dtype, taps)
+                rows = input_rows(module, inputs, self.dtype, taps, by_tap=self._by_tap)
                 self.inputs.collected.add_rows(with_ones(rows) if bias else rows)
             else:
                 self.inputs.collected.add_product(
-                    input_products(module, inputs, self.dtype, bias=bias, taps=taps)
+                    input_products(
+                        module, inputs, self.dtype, bias=bias, taps=taps, by_tap=self._by_tap
+                    )
                 )
 
     def clear(self) -> None:
@@ -209,6 +217,29 @@ class KroneckerBlock:
             part.total_rows = round(positions) if few and part.wanted else 0
             if not few:
                 part.collected.to_product()
+
+    def matrix_of(self, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """A gradient as `[out, columns]`, in the order of A, the bias last; mostly no copy."""
+        if self._by_tap:
+            weight = weight.permute(0, 2, 3, 1)
+        return layer_matrix(weight, bias, self.dtype)
+
+    def weight_of(self, matrix: Tensor) -> Tensor:
+        """The inverse of `matrix_of`, without bias, in the weight's own layout."""
+        out, channels, *kernel = self.layer.weight.shape
+        if self._by_tap:
+            return matrix.reshape(out, *kernel, channels).permute(0, 3, 1, 2)
+        return matrix.reshape(out, channels, *kernel)
+
+    def order(self, *, saving: bool) -> Tensor | None:
+        """For `reordered`: from A's columns to `weight.flatten(1)`'s, or back; None: the same."""
+        if not self._by_tap or len(self.taps) < 2:
+            return None
+        shape = (len(self.taps), self._channels) if saving else (self._channels, len(self.taps))
+        order = torch.arange(shape[0] * shape[1]).view(shape).T.flatten()
+        if self.layer.bias is not None:
+            order = torch.cat([order, torch.tensor([len(order)])])
+        return order.to(self.layer.weight.device)
 
     def only_taps(self, matrix: Tensor) -> Tensor:
         """Of a gradient `[out, in]` the columns that A covers."""
@@ -275,8 +306,11 @@ class KroneckerBlock:
     def _places(self, some: Taps, among: Taps, device: torch.device) -> Tensor:
         """Columns of `some` kernel positions in a factor of `among`; a bias comes last."""
         numbers = torch.tensor([among.index(tap) for tap in some], dtype=torch.long)
-        starts = torch.arange(self._channels).unsqueeze(1) * len(among)
-        places = (starts + numbers).flatten()
+        channels = torch.arange(self._channels)
+        if self._by_tap:
+            places = (numbers.unsqueeze(1) * self._channels + channels).flatten()
+        else:
+            places = (channels.unsqueeze(1) * len(among) + numbers).flatten()
         if self.layer.bias is not None:
             places = torch.cat([places, torch.tensor([self._columns(among) - 1])])
         return places.to(device)

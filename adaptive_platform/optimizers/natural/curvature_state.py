@@ -10,12 +10,13 @@ from torch import Tensor
 
 from adaptive_platform.errors import CheckpointError
 from adaptive_platform.optimizers.natural.blocks import KroneckerBlock, Statistic, UnitBlock
+from adaptive_platform.optimizers.natural.factor_forms import reordered
 from adaptive_platform.optimizers.natural.inverse_shapes import (
     flat_inverse,
     flat_length,
     inverse_of,
 )
-from adaptive_platform.optimizers.natural.inverses import InverseMethod
+from adaptive_platform.optimizers.natural.inverses import InverseMethod, reordered_inverse
 from adaptive_platform.optimizers.natural.packing import pack, packed_length, unpack
 from adaptive_platform.optimizers.natural.refresh import RefreshState
 from adaptive_platform.optimizers.natural.workers import Workers
@@ -81,13 +82,16 @@ def _saved_layer(
     for key, part in block.parts.items():
         entry = _numbers(part)
         if part.state.count > 0:
-            entry["value"] = _from_owner(block, part.value, part.side, part.rows, workers)
+            entry["value"] = _from_owner(block, key, part.value, part.rows, workers)
         if part.state.count > 1 and keeps_older:
-            entry["older"] = _from_owner(block, part.older, part.side, part.older_rows, workers)
+            entry["older"] = _from_owner(block, key, part.older, part.older_rows, workers)
         parts[key] = entry
     inverses = {}
     for key, rows in sorted(block.inverted.items()):
-        own = flat_inverse(block.inverse[key]) if workers.owns(block) else None
+        own = None
+        if workers.owns(block):
+            order = block.order(saving=True) if key == "inputs" else None
+            own = flat_inverse(reordered_inverse(block.inverse[key], order))
         length = flat_length(method, block.parts[key].side, rows)
         inverses[key] = workers.from_owner(block, own, length)
     return {
@@ -122,10 +126,12 @@ def _numbers(part: Statistic) -> dict[str, Any]:
 
 
 def _from_owner(
-    block: KroneckerBlock, tensor: Tensor | None, side: int, rows: int, workers: Workers
+    block: KroneckerBlock, key: str, tensor: Tensor | None, rows: int, workers: Workers
 ) -> Tensor:
-    flat = None
+    flat, side = None, block.parts[key].side
     if tensor is not None:
+        order = block.order(saving=True) if key == "inputs" else None
+        tensor = tensor if order is None else reordered(tensor, order)
         flat = tensor.reshape(-1).clone() if rows else pack(tensor)
     return workers.from_owner(block, flat, rows * side or packed_length(side))
 
@@ -145,6 +151,8 @@ def _load_part(block: Block, part: Statistic, saved: Mapping[str, Any], workers:
             kept = saved[name].to(block.layer.weight.device, block.dtype, copy=True)
             if part.side:
                 kept = kept.view(rows, part.side) if rows else unpack(kept)
+                order = _loading_order(block, part)
+                kept = kept if order is None else reordered(kept, order)
         setattr(part, name, kept)
 
 
@@ -162,4 +170,12 @@ def _load_inverses(
     for key, rows in block.inverted.items():
         if workers.applies(block):
             flat = saved["inverse"][key].to(block.layer.weight.device, block.dtype, copy=True)
-            block.inverse[key] = inverse_of(flat, method, block.parts[key].side, rows)
+            part = block.parts[key]
+            found = inverse_of(flat, method, part.side, rows)
+            block.inverse[key] = reordered_inverse(found, _loading_order(block, part))
+
+
+def _loading_order(block: Block, part: Statistic) -> Tensor | None:
+    if isinstance(block, KroneckerBlock) and part is block.inputs:
+        return block.order(saving=False)
+    return None

@@ -9,7 +9,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["as_matrix", "is_rows", "mean_diagonal", "most_rows", "similar", "times", "widened"]
+__all__ = [
+    "as_matrix",
+    "is_rows",
+    "mean_diagonal",
+    "most_rows",
+    "reordered",
+    "similar",
+    "times",
+    "widened",
+]
 
 
 def most_rows(side: int) -> int:
@@ -71,6 +80,16 @@ def widened(value: Tensor, columns: Tensor, side: int) -> Tensor:
         wide = value.new_zeros(side, side)
         wide[columns[:, None], columns] = value
     return wide
+
+
+def reordered(value: Tensor, order: Tensor) -> Tensor:
+    """The factor, in its form, with column `order[i]` in place i.
+
+    Args:
+        value: In either form.
+        order: Shape `[value.shape[1]]`.
+    """
+    return value[:, order] if is_rows(value) else value[order][:, order]
 
 
 def _inner(left: Tensor, right: Tensor) -> Tensor:

@@ -67,7 +67,12 @@ def taps_in_use(module: nn.Linear | nn.Conv2d, inputs: Tensor) -> Taps:
 
 
 def input_rows(
-    module: nn.Linear | nn.Conv2d, inputs: Tensor, dtype: torch.dtype, taps: Taps | None = None
+    module: nn.Linear | nn.Conv2d,
+    inputs: Tensor,
+    dtype: torch.dtype,
+    taps: Taps | None = None,
+    *,
+    by_tap: bool = False,
 ) -> Tensor:
     """What each output position of a layer saw, without bias column.
 
@@ -76,6 +81,7 @@ def input_rows(
         inputs: Its input, in any memory layout.
         dtype: Type of the result.
         taps: Only these kernel positions; all where None.
+        by_tap: Columns by kernel position, then channel, as channels-last weights lie in memory.
 
     Returns:
         Shape `[positions, in_features]`, or `[positions, in_channels * taps]` with the order of
@@ -85,6 +91,8 @@ def input_rows(
         return inputs.to(dtype).reshape(-1, inputs.shape[-1])
     taps = all_taps(module) if taps is None else taps
     rows = _patches(module, _padded(module, inputs.to(dtype)), taps)
+    if by_tap:
+        return rows
     return rows.reshape(len(rows), len(taps), -1).transpose(1, 2).reshape(len(rows), -1)
 
 
@@ -95,6 +103,7 @@ def input_products(
     *,
     bias: bool,
     taps: Taps | None = None,
+    by_tap: bool = False,
 ) -> Tensor:
     """`sum a a^T` over samples and positions of `input_rows`, with a last 1 in a for a bias.
 
@@ -104,6 +113,7 @@ def input_products(
         dtype: Type of sums and result.
         bias: The layer's bias is trained.
         taps: Only these kernel positions; all where None.
+        by_tap: As for `input_rows`.
 
     Returns:
         Shape `[n, n]`, n as the columns of `input_rows`, plus one with a bias.
@@ -118,7 +128,7 @@ def input_products(
     else:
         rows = _patches(module, padded, taps)
         products = _products(with_ones(rows) if bias else rows)
-    return _channels_first(products, len(taps), bias=bias)
+    return products if by_tap else _channels_first(products, len(taps), bias=bias)
 
 
 def _products(rows: Tensor) -> Tensor:

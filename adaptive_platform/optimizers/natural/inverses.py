@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from adaptive_platform.optimizers.natural.factor_forms import times
+from adaptive_platform.optimizers.natural.factor_forms import reordered, times
 
 __all__ = [
     "InverseMethod",
@@ -19,6 +19,7 @@ __all__ = [
     "eigen_decomposition",
     "kronecker_solve",
     "newton_schulz_inverse",
+    "reordered_inverse",
     "robust_inverse",
     "row_inverse",
 ]
@@ -136,6 +137,17 @@ def kronecker_solve(
     rotated = output_vectors.T @ gradient @ input_vectors
     rotated /= torch.outer(output_values, input_values) + damping
     return output_vectors @ rotated @ input_vectors.T
+
+
+def reordered_inverse(inverse: tuple[Tensor, ...], order: Tensor | None) -> tuple[Tensor, ...]:
+    """That of a factor whose column `order[i]` went to place i; None leaves all in place."""
+    if order is None:
+        return inverse
+    if len(inverse) == 1:
+        return (reordered(inverse[0], order),)
+    if _is_eigen(inverse):
+        return inverse[0], inverse[1][order]
+    return inverse[0][:, order], inverse[1]
 
 
 def _is_eigen(inverse: tuple[Tensor, ...]) -> bool:

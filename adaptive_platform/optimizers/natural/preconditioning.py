@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from adaptive_platform.optimizers.natural.blocks import KroneckerBlock, UnitBlock, layer_matrix
+from adaptive_platform.optimizers.natural.blocks import KroneckerBlock, UnitBlock
 from adaptive_platform.optimizers.natural.inverses import kronecker_solve
 from adaptive_platform.optimizers.natural.workers import Workers
 
@@ -56,7 +56,7 @@ def precondition_layers(
         matrix = block.with_all_taps(solved[block.name], gradients[block.name])
         if layer.bias is not None:
             matrix, found[layer.bias] = matrix[:, :-1], matrix[:, -1]
-        found[layer.weight] = matrix.reshape(layer.weight.shape)
+        found[layer.weight] = block.weight_of(matrix)
     return found
 
 
@@ -113,4 +113,4 @@ def _has_gradient(block: KroneckerBlock) -> bool:
 def _gradient_matrix(block: KroneckerBlock) -> Tensor:
     weight, bias = block.layer.weight.grad, block.layer.bias
     assert weight is not None
-    return layer_matrix(weight, None if bias is None else bias.grad, block.dtype)
+    return block.matrix_of(weight, None if bias is None else bias.grad)
