@@ -85,6 +85,11 @@ class MembershipConfig(Settings):
     """Those that are left go on at once, and replacements join them, where every worker has the
     whole state: not with second-order optimizers, copies that differ between syncs, or batch
     normalization over several workers. Off: every change starts all workers again."""
+    min_efficiency: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Goodput per worker, over that of one worker alone, that the advised number of workers keeps.
+    The advice comes at the end of each epoch, for runs with a range of `workers`."""
+    follow_advice: bool = False
+    """Let workers go, and look for others, until their number is the advised one. Needs `live`."""
 
 
 class ReportConfig(Settings):

@@ -97,7 +97,7 @@ def launch(
         )
         try:
             with _signals() as asked:
-                error = _run_trainer(job, scaling, monitor, asked, watch, high)
+                error = _run_trainer(job, scaling, monitor, asked, watch)
         finally:
             if monitor.any_step:
                 directory.keep()
@@ -130,7 +130,6 @@ def _run_trainer(
     monitor: Monitor,
     asked: _Asked,
     watch: Callable[[list[Message]], bool] | None,
-    most: int,
 ) -> BaseException | None:
     """Fit on a thread of its own, so that this one can show progress and take signals."""
     from ray import cloudpickle
@@ -158,7 +157,7 @@ def _run_trainer(
     if job.recipe.is_live:
         trainer.mailbox = job.mailbox
         resources = scaling.resources_per_worker
-        recruiter = Recruiter(job.mailbox, packed, most, resources, monitor.say)
+        recruiter = Recruiter(job.mailbox, packed, resources, monitor.say)
     trackers = Trackers(job.recipe.report.trackers, job.run_dir, job.recipe.model_dump(mode="json"))
     failure: list[BaseException] = []
 

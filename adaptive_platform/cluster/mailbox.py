@@ -73,6 +73,8 @@ class Mailbox:
         for kind, fields, _ in messages:
             if kind == "step" and not fields["skipped"]:
                 self._desk.roster.commit(fields["step"])
+            elif kind == "advice":
+                self._desk.want(fields["workers"])
         return self._stop, self._desk.roster.change_wanted
 
     def collect(self) -> list[Message]:

@@ -70,6 +70,8 @@ class MembershipStatus:
     vacant: int = 0
     """Places in Ray Train's placement group whose worker is lost."""
     placement_group: Any = None
+    wanted: int = 1
+    """Most workers now."""
     verdict: str = Verdict.RESTART.value
 
 
@@ -168,10 +170,17 @@ class MembershipDesk:
             pids=tuple(self._members[name].pid for name in present),
             nodes=tuple(self._members[name].node for name in present),
             waiting=waiting,
+            wanted=self.roster.max_workers,
             vacant=len(self._vacant),
             placement_group=group[0] if group else None,
             verdict=Verdict.OVER.value if self._ended else self.roster.verdict.value,
         )
+
+    def want(self, workers: int) -> None:
+        """The run should have that many workers; those of the highest ranks leave."""
+        self.roster.max_workers = min(workers, self.max_workers)
+        for name in self.roster.present[self.roster.max_workers :]:
+            self.roster.ask_to_leave(name, f"{workers} workers are enough")
 
     def drain(self, nodes: set[str]) -> None:
         """Machines that will go away: their workers are to leave between two steps."""
@@ -231,7 +240,7 @@ class MembershipDesk:
         loop = asyncio.get_running_loop()
         heard = loop.time()
         try:
-            while name in self.roster.awaited:
+            while name in self.roster.awaited and not self._ended:
                 alive = await self._lose_if_dead(name)
                 if alive:
                     heard = loop.time()

@@ -137,6 +137,10 @@ class Recorder:
                 self.flush()
         self.send("event", record)
 
+    def advice(self, workers: int) -> None:
+        """See `Observer.advice`."""
+        self.send("advice", {"workers": workers})
+
     def ask_to_stop(self) -> None:
         """Let all workers finish the step in hand, save, and leave."""
         self._asked = True

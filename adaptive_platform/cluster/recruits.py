@@ -74,7 +74,6 @@ class Recruiter:
     Args:
         mailbox: The actor with the list of workers.
         job: What recruits do, pickled.
-        wanted: Most workers.
         resources: Of one worker, such as `{"CPU": 1}`.
         say: Tells people.
     """
@@ -83,13 +82,11 @@ class Recruiter:
         self,
         mailbox: Any,
         job: bytes,
-        wanted: int,
         resources: dict[str, float],
         say: Callable[[str], None],
     ) -> None:
         self._mailbox = mailbox
         self._job = job
-        self._wanted = wanted
         self._resources = resources
         self._say = say
         self._recruits: list[_Recruit] = []
@@ -160,12 +157,12 @@ class Recruiter:
     def _start(self, status: MembershipStatus) -> None:
         known = {*status.present, *status.waiting}
         coming = [r for r in self._recruits if r.name not in status.present]
-        if len(known) + len([r for r in coming if r.name not in known]) >= self._wanted:
+        if len(known) + len([r for r in coming if r.name not in known]) >= status.wanted:
             return
         free = ray.available_resources()
         room = min(int(free.get(name, 0.0) // need) for name, need in self._resources.items())
         inside, outside = vacancies(
-            wanted=self._wanted,
+            wanted=status.wanted,
             present=len(status.present),
             coming=len(coming),
             vacant=status.vacant,

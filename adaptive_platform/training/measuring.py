@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from adaptive_platform.collectives import Membership, Reducer
 from adaptive_platform.controllers import Decision, Limits, Observation
+from adaptive_platform.controllers.worker_count import WorkerAdvice, advise_workers
 from adaptive_platform.errors import UserError
 from adaptive_platform.gradients.buckets import GradientBuckets
 from adaptive_platform.optimizers import AdamPreconditioner
@@ -88,6 +89,8 @@ class Measuring:
         self._tell = tell
         self._num_nodes = len(set(membership.node_of_rank or ("one",)))
         self._needs = recipe.batch.needs
+        self._range = recipe.workers if isinstance(recipe.workers, tuple) else None
+        self._min_efficiency = recipe.membership.min_efficiency
 
     def noise(self, measured: Measured, step: Step, buckets: GradientBuckets) -> None:
         """Take a committed step's norms in; called before the optimizer reads the gradients."""
@@ -140,11 +143,25 @@ class Measuring:
             )
         )
 
-    def refit(self) -> None:
-        """Fit the speed of the run where the controller needs it. All workers take part."""
+    def refit(self, *, epoch_ended: bool) -> None:
+        """Fit the speed of the run where it is needed and due. All workers take part."""
         speed = self._state.speed
-        if "throughput" in self._needs and speed.due(self._state.progress.step):
+        due = "throughput" in self._needs and speed.due(self._state.progress.step)
+        if due or (epoch_ended and self._range is not None):
             speed.refit(self._reducer)
+
+    def advice(self) -> WorkerAdvice | None:
+        """How many workers the batch is worth; None where their number is fixed or not known."""
+        model = self._state.speed.model
+        if self._range is None or model is None:
+            return None
+        return advise_workers(
+            model,
+            self.limits(),
+            global_batch=self._state.global_batch,
+            workers=self._range,
+            min_efficiency=self._min_efficiency,
+        )
 
     def forecast(self, decision: Decision, observation: Observation) -> Forecast | None:
         """What a change of the batch should bring, for the record; None where nothing changes."""

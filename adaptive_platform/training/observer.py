@@ -47,6 +47,9 @@ class Observer(Protocol):
     def durable_step(self) -> int:
         """On the first worker: records of earlier steps are durable."""
 
+    def advice(self, workers: int) -> None:
+        """The run should have that many workers."""
+
     def stop_requested(self) -> bool:
         """True when this worker was asked to leave after the step in hand."""
 
@@ -78,6 +81,9 @@ class SilentObserver:
     def durable_step(self) -> int:
         """Nothing is kept."""
         return 0
+
+    def advice(self, workers: int) -> None:
+        """See `Observer.advice`."""
 
     def stop_requested(self) -> bool:
         """Never."""

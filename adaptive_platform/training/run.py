@@ -520,10 +520,14 @@ class TrainingRun:
 
     def _measure_more(self) -> None:
         assert self._tail is not None
-        if self.progress.epoch != self._tail.before.epoch:
+        if self._epoch_ended:
             self._measuring.curvature()
         if self._tail.counts:
-            self._measuring.refit()
+            self._measuring.refit(epoch_ended=self._epoch_ended)
+
+    @property
+    def _epoch_ended(self) -> bool:
+        return self._tail is not None and self.progress.epoch != self._tail.before.epoch
 
     def _tell_and_decide(self) -> None:
         tail, state = self._tail, self.state
@@ -549,6 +553,11 @@ class TrainingRun:
             )
         state.global_batch = decision.global_batch
         self._evaluated.visit(self.progress.step, self._share_done)
+        advice = self._measuring.advice() if self._epoch_ended else None
+        if advice is not None and self.is_first:
+            self._tell.event("advice", advice.reason)
+            if self.recipe.membership.follow_advice:
+                self.observer.advice(advice.workers)
 
     def _end_cycle_if_due(self) -> None:
         assert self._tail is not None
@@ -624,6 +633,8 @@ class TrainingRun:
             after = self._regrouping.next(failure)
             if after is None:
                 self.left = True
+                if was_first:
+                    self.observer.follow()
                 return
             lost += after.lost
             try:

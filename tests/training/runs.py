@@ -49,7 +49,8 @@ class Watcher:
     kept: list[int] = field(default_factory=list)
     """Steps that were known whenever records had to be made durable."""
     leads: list[int] = field(default_factory=list)
-    """Steps at which this worker became the first."""
+    """Steps at which this worker became the first; -1 where another one did."""
+    advised: list[int] = field(default_factory=list)
     stop: Callable[[], bool] = lambda: False
     durable: Callable[[], int] = lambda: 0
 
@@ -75,8 +76,11 @@ class Watcher:
             kind = {StepRecord: self.steps, DecisionRecord: self.decisions}
             kind.get(type(record), self.evaluations).append(record)
 
+    def advice(self, workers: int) -> None:
+        self.advised.append(workers)
+
     def follow(self) -> None:
-        self.leads.clear()
+        self.leads.append(-1)
 
     def durable_step(self) -> int:
         return self.durable()

@@ -156,6 +156,8 @@ def test_who_is_asked_to_leave_leaves_between_two_steps(member):
     first = check(lives, plain)
     assert lives[member].run.left
     assert lives[member].run.progress.step == 5
+    assert lives["a"].watcher.leads == ([-1] if member == "a" else [])
+    assert lives["b"].watcher.leads == ([5] if member == "a" else [])
     assert [r.world_size for r in first.watcher.steps] == [2] * 5 + [1] * 5
     assert [e.kind for e in first.watcher.events if e.kind in ("left", "lost")] == ["left"]
 
@@ -220,3 +222,14 @@ def test_a_slow_worker_is_named_within_twenty_steps():
     first = live(recipe("stop.steps=20", "batch.global_batch=4"), 2, trouble)["a"]
     (told,) = [e for e in first.watcher.events if e.kind == "straggler"]
     assert told.text.startswith("worker 1 takes ")
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_the_number_of_workers_is_advised_at_the_end_of_an_epoch(follow):
+    config = recipe("workers=[1,4]", "stop.epochs=4", f"membership.follow_advice={follow}")
+    outcome = train(config, world_size=2, seconds_of=lambda samples: 0.01 * samples)[0]
+    told = [e for e in outcome.watcher.events if e.kind == "advice"]
+    assert told
+    assert all("worker(s) for a batch of 8" in e.text for e in told)
+    assert bool(outcome.watcher.advised) == follow
+    assert set(outcome.watcher.advised) <= {1, 2, 3, 4}
