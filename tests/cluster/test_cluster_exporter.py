@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import asdict
 
 import pytest
@@ -77,7 +76,7 @@ def test_every_step_is_in_the_histogram_though_posts_are_thinned(told, monkeypat
             @staticmethod
             def remote(messages):
                 posted.append(messages)
-                asyncio.run(mailbox.post(messages))
+                mailbox.post(messages)
 
     client = MailboxClient(Handle)
     for number in range(1, 8):
@@ -99,5 +98,5 @@ def test_events_are_counted_by_kind_and_decisions_in_all(told):
 
 def test_no_labels_no_metrics(told):
     mailbox = Mailbox()
-    assert asyncio.run(mailbox.post([("step", step(1), 0.1)])) == (False, False)
+    assert mailbox.post([("step", step(1), 0.1)]) == (False, False)
     assert Told.all == {}
