@@ -156,6 +156,9 @@ class Recruiter:
 
     def _start(self, status: MembershipStatus) -> None:
         known = {*status.present, *status.waiting}
+        placed = _is_placed(status.placement_group)
+        if not placed:
+            self._withdraw(known)
         coming = [r for r in self._recruits if r.name not in status.present]
         if len(known) + len([r for r in coming if r.name not in known]) >= status.wanted:
             return
@@ -165,12 +168,18 @@ class Recruiter:
             wanted=status.wanted,
             present=len(status.present),
             coming=len(coming),
-            vacant=status.vacant,
+            vacant=status.vacant if placed else 0,
             coming_inside=sum(r.inside for r in self._recruits),
             free=room,
         )
         for number in range(inside + outside):
             self._recruit(status, inside=number < inside)
+
+    def _withdraw(self, known: set[str]) -> None:
+        """End recruits that wait for a place in a group that has none for them."""
+        for recruit in [r for r in self._recruits if r.inside and r.name not in known]:
+            ray.kill(recruit.actor)
+            self._recruits.remove(recruit)
 
     def _recruit(self, status: MembershipStatus, *, inside: bool) -> None:
         name = f"{status.attempt}/recruit-{uuid.uuid4().hex[:6]}"
@@ -187,3 +196,16 @@ class Recruiter:
         actor = ray.remote(RecruitWorker).options(**options).remote()
         done = actor.run.remote(self._job, status.attempt, name)
         self._recruits.append(_Recruit(name, status.attempt, actor, done, inside))
+
+
+def _is_placed(group: Any) -> bool:
+    """False while Ray looks for a node in the place of one that died.
+
+    An actor that is to live in such a group keeps Ray's head busy with vain attempts to start it,
+    at the cost of everyone who trains there.
+    """
+    if group is None:
+        return False
+    with suppress(ray.exceptions.RayError, ValueError):
+        return bool(ray.util.placement_group_table(group).get("state") == "CREATED")
+    return False

@@ -72,7 +72,7 @@ def test_torus_rows_are_nodes_and_a_dead_node_is_survived(two_nodes, tmp_path):
             "batch.kind=fixed",
             "batch.global_batch=16",
             "checkpoint.every=10 steps",
-            "stop.steps=400",
+            "stop.steps=60",
             "report.evaluate_every=1000 steps",
             "reducer.timeout_seconds=10",
         ),
@@ -94,7 +94,7 @@ def test_torus_rows_are_nodes_and_a_dead_node_is_survived(two_nodes, tmp_path):
     reader.start()
     assert process.wait(240) == 0, "".join(lines)
     steps = pd.read_parquet(run_dir / "steps")
-    assert steps.step.tolist() == list(range(1, 401))
+    assert steps.step.tolist() == list(range(1, 61))
     assert steps.world_size.iloc[0] == 4
     assert steps.world_size.iloc[-1] == 2
     assert set(steps.global_batch) <= {16, 1442 % 16}
