@@ -79,9 +79,8 @@ def page(found: list[Measurement]) -> str:
         "A block is one step, or ten where only each tenth step does more. Memory is the peak "
         "resident size of a fresh process per loop. CPU time is what one process used, all threads "
         "together.\n\n"
-        "The machine ran other programs at the same time, so wall times stray by a factor of two "
-        "and more and their ratios say little; CPU time hardly sees that. Where an interval "
-        "holds 1, the difference is not told from chance.\n\n"
+        "Wall times stray with whatever else the machine does; CPU time hardly sees that. Where an "
+        "interval holds 1, the difference is not told from chance.\n\n"
         "```bash\n"
         + "\n".join(f"python experiments/studies/overhead.py --case {case}" for case in cases)
         + "\n```\n\nThe same as a command, without keeping the single steps: "
