@@ -6,6 +6,7 @@ batches or lengths are compared at like places.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -25,11 +26,11 @@ Percent = Annotated[float, Field(gt=0, lt=100)]
 class Scheduler(Variant):
     """Stops trials early, or moves them."""
 
+    @abstractmethod
     def build(
         self, metric: str, mode: str, space: Mapping[str, Dimension], seed: int
     ) -> Any | None:
         """Tune's scheduler; None where every trial runs to its end."""
-        raise NotImplementedError
 
     def problem(self, space: Mapping[str, Dimension]) -> str:
         """Why it can't work on this space; empty where it can."""
@@ -147,7 +148,7 @@ class Pbt(Scheduler):
         return ""
 
 
-AnyScheduler = union_of(Scheduler)
+AnyScheduler = union_of(Scheduler)  # type: ignore[type-abstract]
 
 
 def _domain(dimension: Dimension) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,6 +22,7 @@ DEFAULT_TRIALS = 10
 class Searcher(Variant):
     """How the fields of the next trial are chosen."""
 
+    @abstractmethod
     def planned(
         self, space: Mapping[str, Dimension], trials: int | None, seed: int
     ) -> list[dict[str, Any]] | None:
@@ -34,7 +36,6 @@ class Searcher(Variant):
         Raises:
             UserError: This space can't be searched in this way.
         """
-        raise NotImplementedError
 
     def check(self) -> None:
         """Refuse what this installation lacks.
@@ -99,7 +100,7 @@ class Optuna(Searcher):
             )
 
 
-AnySearcher = union_of(Searcher)
+AnySearcher = union_of(Searcher)  # type: ignore[type-abstract]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ bottom; a dimension with `when` is drawn only where the fields it names have the
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Protocol
 
@@ -53,9 +54,9 @@ class Dimension(Variant):
     """Other fields of the space and the value, or list of values, that each must have for this one
     to be drawn. Fields named here stand further up in the file."""
 
+    @abstractmethod
     def pick(self, name: str, chooser: Chooser) -> Any:
         """A value of this dimension."""
-        raise NotImplementedError
 
     def inside(self, value: Any) -> Any:
         """`value`, moved to the nearest one that the dimension holds."""
@@ -148,7 +149,10 @@ class IntRange(Dimension):
         return min(max(round(value), self.low), self.high)
 
 
-AnyDimension = union_of(Dimension, lambda cls: not cls.__name__.startswith("_"))
+AnyDimension = union_of(
+    Dimension,  # type: ignore[type-abstract]
+    lambda cls: not cls.__name__.startswith("_"),
+)
 
 Space = Mapping[str, Dimension]
 
