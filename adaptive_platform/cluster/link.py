@@ -9,7 +9,8 @@ from contextlib import suppress
 from typing import Any
 
 import ray
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed import DistError
 
 from adaptive_platform.cluster.membership import Assignment, Member
 from adaptive_platform.cluster.rendezvous import connect_store, serve_store
@@ -22,6 +23,8 @@ __all__ = ["MembershipLink"]
 
 
 _PATIENCE_SECONDS = 60.0
+_MEETINGS = 3
+"""So many lists whose first worker is out of reach, and this one takes itself for cut off."""
 
 
 class MembershipLink:
@@ -58,11 +61,13 @@ class MembershipLink:
         self._group = ray.util.get_current_placement_group()
         self._host = ray.util.get_node_ip_address()
         self._why = ""
+        # One for all generations, each under a prefix of its own: its port says that we live.
+        self._served = serve_store(self._host, timeout_seconds)
 
     def enroll(self, rank: int, world_size: int) -> None:
         """Say that this worker of Ray Train is there."""
-        member = self._member(("", 0))
-        ray.get(self._mailbox.enroll.remote(self._attempt, rank, world_size, member))
+        enrolled = self._mailbox.enroll.remote(self._attempt, rank, world_size, self._member())
+        ray.get(enrolled)
 
     def change_wanted(self) -> bool:
         """See `Regrouping.change_wanted`."""
@@ -70,7 +75,7 @@ class MembershipLink:
 
     def next(self, failure: CollectiveError | None) -> NextMembers | None:
         """See `Regrouping.next`."""
-        found = self._ask()
+        found = self._meet()
         if isinstance(found, NextMembers):
             self._joining = False
             return found
@@ -102,12 +107,20 @@ class MembershipLink:
         with suppress(ray.exceptions.RayError):
             ray.get(self._mailbox.finish.remote(self._attempt, self._name), timeout=10.0)
 
-    def _ask(self) -> NextMembers | Verdict | None:
-        store = serve_store(self._host, self._timeout_seconds)
-        member = self._member((self._host, store.port))
-        answer = self._mailbox.next.remote(self._attempt, member, self._joining)
+    def _meet(self) -> NextMembers | Verdict | None:
+        """The first one of a new list may be lost before the others reach it: ask again then."""
+        joining = self._joining
+        for _ in range(_MEETINGS):
+            try:
+                return self._ask(joining)
+            except CollectiveError as error:
+                unreachable, joining = error, False  # it has a place now
+        raise unreachable
+
+    def _ask(self, joining: bool) -> NextMembers | Verdict | None:
+        answer = self._mailbox.next.remote(self._attempt, self._member(), joining)
         # Peers that live notice within their limit; for a free place one may wait for ever.
-        limit = None if self._joining else self._timeout_seconds + _PATIENCE_SECONDS
+        limit = None if joining else self._timeout_seconds + _PATIENCE_SECONDS
         try:
             found: Assignment = ray.get(answer, timeout=limit)
         except ray.exceptions.RayError:
@@ -119,7 +132,7 @@ class MembershipLink:
             return verdict
         return NextMembers(
             membership=Membership(
-                store=self._store(store, found),
+                store=PrefixStore(f"generation {found.number}", self._store(found)),
                 rank=found.rank,
                 world_size=len(found.nodes),
                 generation=found.number,
@@ -130,17 +143,32 @@ class MembershipLink:
             left=found.left,
         )
 
-    def _store(self, own: Store, found: Assignment) -> Store:
+    def _store(self, found: Assignment) -> Store:
         if found.rank == 0:
-            return own
-        return connect_store(*found.address, self._timeout_seconds)
+            return self._served
+        assert found.rank is not None
+        began = time.monotonic()
+        try:
+            return connect_store(*found.address, self._timeout_seconds)
+        except (DistError, RuntimeError) as error:
+            raise CollectiveError(
+                operation="rendezvous",
+                group="world",
+                rank=found.rank,
+                world_size=len(found.nodes),
+                generation=found.number,
+                timeout_seconds=self._timeout_seconds,
+                after_seconds=time.monotonic() - began,
+                peers=(0,),
+                reason=str(error),
+            ) from None
 
-    def _member(self, address: tuple[str, int]) -> Member:
+    def _member(self) -> Member:
         return Member(
             name=self._name,
             node=self._node,
             actor=self._actor,
             pid=os.getpid(),
-            address=address,
+            address=(self._host, self._served.port),
             placement_group=self._group,
         )

@@ -6,6 +6,7 @@ Nothing here imports torch: the actor starts with the driver, before the workers
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from adaptive_platform.cluster.roster import Generation, Roster, Verdict
 __all__ = ["Assignment", "Member", "MembershipDesk", "MembershipStatus"]
 
 _PING_SECONDS = 0.05
+_KNOCK_SECONDS = 0.5
 _SILENT_SECONDS = 5.0
 """A process that neither answers Ray nor is known to have ended counts as lost after this long."""
 
@@ -32,7 +34,7 @@ class Member:
     pid: int = 0
     """Its process, on its machine."""
     address: tuple[str, int] = ("", 0)
-    """Where it would serve the store of the next generation, were it the first."""
+    """Where it listens for as long as it lives, and serves the store where it is the first."""
     placement_group: Any = None
     """Ray Train's, where the actor lives in it."""
 
@@ -111,6 +113,7 @@ class MembershipDesk:
         """A worker that Ray Train started is there; the attempt begins when all of them are."""
         enrolled = self._enrolled.setdefault(attempt, {})
         enrolled[rank] = member
+        self._knock_soon(member)
         if len(enrolled) < world_size:
             return
         self._dismiss()
@@ -124,6 +127,7 @@ class MembershipDesk:
         if attempt != self._attempt or self._ended:
             return Assignment(verdict=Verdict.OVER.value)
         self._members[member.name] = member
+        self._knock_soon(member)
         if join:
             self.roster.join(member.name)
         else:
@@ -195,9 +199,25 @@ class MembershipDesk:
     # --- inside -----------------------------------------------------------------------------
 
     _dead: set[str] = field(default_factory=set)
+    _doors: set[tuple[str, int]] = field(default_factory=set)
+    _knocks: set[asyncio.Task[None]] = field(default_factory=set)
+    _closing: asyncio.Task[None] | None = None
 
     def _settle(self) -> None:
         """Answer who can be answered, and ask Ray about those that are waited for."""
+        if self.roster.closing and self.roster.verdict is Verdict.GO_ON:
+            if self._closing is None:
+                self._closing = asyncio.get_running_loop().create_task(self._close())
+            return
+        self._advance()
+
+    async def _close(self) -> None:
+        """See whether those that stopped are still there, and begin without the others."""
+        await asyncio.gather(*(self._hear(name) for name in self.roster.closing))
+        self._closing = None
+        self._advance()
+
+    def _advance(self) -> None:
         generation = self.roster.next()
         if generation is not None:
             self._answer(generation)
@@ -237,32 +257,65 @@ class MembershipDesk:
 
     async def _watch(self, name: str) -> None:
         """Until `name` has stopped as the others have, or is known to be gone."""
-        loop = asyncio.get_running_loop()
-        heard = loop.time()
         try:
             while name in self.roster.awaited and not self._ended:
-                alive = await self._lose_if_dead(name)
-                if alive:
-                    heard = loop.time()
-                elif alive is None and loop.time() - heard > _SILENT_SECONDS:
-                    self.roster.lose(name, f"no answer for {_SILENT_SECONDS:g} s")
+                await self._hear(name)
                 await asyncio.sleep(_PING_SECONDS)
         finally:
             del self._pings[name]
         self._settle()
 
+    async def _hear(self, name: str) -> None:
+        """Until `name` answers, or is lost."""
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
+        while await self._lose_if_dead(name) is None:
+            if loop.time() - asked > _SILENT_SECONDS:
+                self.roster.lose(name, f"no answer for {_SILENT_SECONDS:g} s")
+                break
+            await asyncio.sleep(_PING_SECONDS)
+
     async def _lose_if_dead(self, name: str) -> bool | None:
-        """Whether Ray's answer is that `name` lives; None where there was none in a second."""
+        """Whether `name` lives; None where neither it nor Ray has said so in a second.
+
+        Ray knows at once of a process that ended, but only after half a minute of a node that did;
+        where the node still answers, a closed port says it too.
+        """
         try:
-            await asyncio.wait_for(_ping(self._members[name].actor), 1.0)
+            await asyncio.wait_for(self._ping(self._members[name]), 1.0)
         except asyncio.TimeoutError:
             return None
-        except ray.exceptions.RayError:
+        except (ray.exceptions.RayError, ConnectionRefusedError):
             self._dead.add(name)
             self.roster.lose(name, "its process or node ended")
             return False
         return True
 
+    async def _ping(self, member: Member) -> None:
+        await self._knock(member)
+        await member.actor.__ray_ready__.remote()
 
-async def _ping(actor: Any) -> None:
-    await actor.__ray_ready__.remote()
+    def _knock_soon(self, member: Member) -> None:
+        with suppress(RuntimeError):  # no loop runs where a test calls this directly
+            task = asyncio.get_running_loop().create_task(self._knock(member))
+            self._knocks.add(task)
+            task.add_done_callback(self._knocks.discard)
+
+    async def _knock(self, member: Member) -> None:
+        """See whether its port is open.
+
+        Raises:
+            ConnectionRefusedError: It was open once and is closed now. A port that never was may
+                be a firewall's doing and means nothing.
+        """
+        try:
+            opened = asyncio.open_connection(*member.address)
+            _, writer = await asyncio.wait_for(opened, _KNOCK_SECONDS)
+        except ConnectionRefusedError:
+            if member.address in self._doors:
+                raise
+        except (OSError, asyncio.TimeoutError):
+            pass
+        else:
+            self._doors.add(member.address)
+            writer.close()

@@ -41,9 +41,12 @@ def ray_session(recipe: Recipe) -> Iterator[RaySession]:
     local Ray is started and ended again. A Ray that this process already uses is left as it is.
 
     Raises:
-        UserError: No cluster answers at the address.
+        UserError: No cluster answers at the address, or this process already uses another one.
     """
     if ray.is_initialized():
+        if recipe.address:
+            probe(recipe.address)
+            _check_is_ours(recipe.address)
         yield _session(local=False)
         return
     # Ray Train polls its workers this often: half a second bounds the wait at the end of a run.
@@ -92,6 +95,23 @@ def probe(address: str) -> None:
             f"address = {address}: nobody answers there ({error}). Start a cluster with `ray start "
             "--head`, or leave `address` away for a local one."
         ) from None
+
+
+def _check_is_ours(address: str) -> None:
+    """Refuse an address beside the Ray that this process uses: a process has one Ray at a time."""
+    ours_host, _, ours_port = ray.get_runtime_context().gcs_address.rpartition(":")
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():
+        return  # `local`, `auto`, or a name that Ray resolves: what is there will do.
+    same_host = socket.gethostbyname(host.strip("[]")) in {
+        socket.gethostbyname(ours_host),
+        "127.0.0.1",
+    }
+    if port != ours_port or not same_host:
+        raise UserError(
+            f"address = {address}: this process already uses the Ray at {ours_host}:{ours_port}. "
+            "Leave `address` away to run there, or call ray.shutdown() first."
+        )
 
 
 def is_local(recipe: Recipe) -> bool:

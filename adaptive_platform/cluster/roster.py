@@ -135,6 +135,15 @@ class Roster:
         return tuple(m for m in self.present if m not in self._stopped)
 
     @property
+    def closing(self) -> tuple[str, ...]:
+        """Members of a generation that can be closed but lost somebody; none where not so.
+
+        A node's processes end one after the other: the last ones have time to stop as well, and
+        belong to the lost. Whoever asks about them does so before `next`.
+        """
+        return () if self.awaited or not self._gone else tuple(self._stopped)
+
+    @property
     def change_wanted(self) -> bool:
         """True when members at work should stop between two steps."""
         leaving = [m for m in self.present if m in self._leaving]

@@ -1,4 +1,4 @@
-"""One small Ray for all tests of this folder that can share it."""
+"""One small Ray for all tests of a file that can share it; no other file finds it still there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import ray
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_ray():
     """A local Ray of 4 CPUs; runs inside this process join it."""
     os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.5"

@@ -29,7 +29,9 @@ class Actor:
 def desk_of(*states: str, most: int = 4) -> tuple[MembershipDesk, list[Member]]:
     desk = MembershipDesk(most, 9)
     members = [
-        Member(name=f"w{rank}", node=f"node{rank}", actor=Actor(state), address=("host", rank))
+        Member(
+            name=f"w{rank}", node=f"node{rank}", actor=Actor(state), address=("127.0.0.1", 1 + rank)
+        )
         for rank, state in enumerate(states)
     ]
     for rank, member in enumerate(members):
@@ -45,10 +47,51 @@ def test_a_dead_member_is_not_waited_for_and_its_place_is_vacant():
         )
         assert [f.rank for f in found] == [0, 1]
         assert {f.number for f in found} == {1}
-        assert found[0].address == ("host", 0)
+        assert found[0].address == ("127.0.0.1", 1)
         assert found[0].nodes == ("node0", "node2")
         assert found[0].lost == ("worker 1 (its process or node ended)",)
         assert (desk.status().vacant, desk.status().present) == (1, ("w0", "w2"))
+
+    asyncio.run(scene())
+
+
+def test_one_that_stopped_and_died_is_not_on_the_next_list():
+    """A node's processes end one after the other; the last one has time to ask for its place."""
+
+    async def scene() -> None:
+        desk, (a, b, c, _) = desk_of("alive", "alive", "alive", "dead")
+        first = asyncio.create_task(desk.next("one", a, join=False))
+        await asyncio.sleep(0)
+        a.actor.state = "dead"  # first, and where the others would have met
+        found = await asyncio.gather(
+            desk.next("one", b, join=False), desk.next("one", c, join=False)
+        )
+        assert [f.rank for f in found] == [0, 1]
+        assert found[0].address == ("127.0.0.1", 2)
+        assert len(found[0].lost) == 2
+        assert (await first).rank is None
+
+    asyncio.run(scene())
+
+
+def test_a_port_that_closed_tells_of_a_process_before_ray_does():
+    async def scene() -> None:
+        async def greet(_, writer) -> None:
+            writer.close()
+
+        desk = MembershipDesk(4, 9)
+        server = await asyncio.start_server(greet, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        gone = Member(name="w0", node="n", actor=Actor("silent"), address=("127.0.0.1", port))
+        shut = Member(name="w1", node="n", actor=Actor("alive"), address=("127.0.0.1", 1))
+        desk.enroll("one", 0, 2, gone)
+        desk.enroll("one", 1, 2, shut)
+        await asyncio.sleep(0.2)
+        server.close()
+        await server.wait_closed()
+        found = await asyncio.wait_for(desk.next("one", shut, join=False), 3.0)
+        assert found.lost == ("worker 0 (its process or node ended)",)
+        assert found.rank == 0, "a port that never was open means nothing"
 
     asyncio.run(scene())
 

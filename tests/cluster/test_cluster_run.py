@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -314,6 +315,17 @@ def test_more_workers_than_the_cluster_has_is_refused(shared_ray, tmp_path):
     with pytest.raises(UserError, match="workers = 9: they need 9 CPU, the cluster has 4"):
         small(tmp_path / "run", "workers=9")
     assert not (tmp_path / "run").exists()
+
+
+def test_an_address_beside_the_ray_in_use_is_refused(shared_ray, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(UserError, match=r"this process already uses the Ray at .*shutdown"):
+            small(tmp_path / "run", f"address=127.0.0.1:{port}")
+    with pytest.raises(UserError, match="nobody answers"):
+        small(tmp_path / "run", f"address=127.0.0.1:{port}")
+    ours = ray.get_runtime_context().gcs_address
+    assert small(tmp_path / "ours", f"address={ours}", "stop.steps=1").steps == 1
 
 
 def test_elastic_range_uses_what_is_there(shared_ray, tmp_path):
