@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from adaptive_platform.collectives import Reducer
 from adaptive_platform.data import MicroBatch
 from adaptive_platform.data.mixing import (
     ErasingConfig,
@@ -20,7 +21,7 @@ from adaptive_platform.data.mixing import (
 )
 from adaptive_platform.errors import UserError
 
-__all__ = ["Mixing"]
+__all__ = ["EveryMixing", "Mixing"]
 
 
 class Mixing:
@@ -105,3 +106,37 @@ class Mixing:
         self._before = None
         if state and self.remembers:
             self._before = state["inputs"].to(device), state["targets"].to(device)
+
+
+class EveryMixing:
+    """All workers' `Mixing`, as a checkpoint holds them; implements `OwnPart`.
+
+    Args:
+        mixing: This worker's.
+        reducer: The workers.
+    """
+
+    def __init__(self, mixing: Mixing, reducer: Reducer) -> None:
+        self._mixing = mixing
+        self._reducer = reducer
+
+    def state_dict(self) -> list[dict[str, Tensor]] | None:
+        """Every worker's, in rank order; None where nothing of them is needed."""
+        if not self._mixing.remembers:
+            return None
+        return self._reducer.all_gather_object(self._mixing.state_dict())
+
+    def load(self, saved: list[dict[str, Tensor]] | None) -> list[str]:
+        """With as many workers as before each goes on from its own.
+
+        Else mixing starts from the plain samples, as at the beginning of a run.
+        """
+        if saved is None or not self._mixing.remembers:
+            return []
+        if len(saved) != self._reducer.world_size:
+            return [
+                f"mixup.running: the mixed batches of {len(saved)} workers are left out, as the "
+                "number of workers changed."
+            ]
+        self._mixing.load_state_dict(saved[self._reducer.rank], self._reducer.device)
+        return []

@@ -36,8 +36,9 @@ from adaptive_platform.training.curvature import Curvature
 from adaptive_platform.training.evaluated import Evaluated
 from adaptive_platform.training.fitness import memory_format_of, refuse_sparse
 from adaptive_platform.training.measuring import Measuring
-from adaptive_platform.training.mixing import Mixing
+from adaptive_platform.training.mixing import EveryMixing, Mixing
 from adaptive_platform.training.observer import Observer
+from adaptive_platform.training.own_parts import OwnPart
 from adaptive_platform.training.own_share import OwnShare
 from adaptive_platform.training.persistence import Persistence
 from adaptive_platform.training.rates import Rates
@@ -94,6 +95,11 @@ class Parts:
     """Layout of 4-D inputs."""
     resources: ExitStack
     """Closes everything, last made first."""
+
+    @property
+    def is_first(self) -> bool:
+        """True on the worker that records and saves."""
+        return self.reducer.rank == 0
 
 
 def assemble(
@@ -236,6 +242,9 @@ def assemble(
         copies = Copies(
             recipe.sync, model, optimizer, reducer, membership, subgroups, seed=recipe.seed
         )
+        own: dict[str, OwnPart] = {"sync": copies, "mixing": EveryMixing(mixing, reducer)}
+        if sparse is not None:
+            own["sparse"] = sparse
         persistence = Persistence(
             lasting.writer,
             recipe.checkpoint,
@@ -245,8 +254,7 @@ def assemble(
             reducer,
             copies=copies,
             evaluated=evaluated,
-            mixing=mixing,
-            sparse=sparse,
+            own=own,
             kinds={"batch": recipe.batch.kind, "optimizer": recipe.optimizer.kind},
             classes=source.classes,
             tell=tell.event,

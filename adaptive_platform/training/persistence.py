@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,8 +17,7 @@ from adaptive_platform.optimizers import ListeningOptimizer
 from adaptive_platform.training.checkpoint_writer import CheckpointWriter
 from adaptive_platform.training.copies import Copies
 from adaptive_platform.training.evaluated import Evaluated
-from adaptive_platform.training.mixing import Mixing
-from adaptive_platform.training.sparse_exchange import SparseExchange
+from adaptive_platform.training.own_parts import OwnPart
 from adaptive_platform.training.state import RunState, load_checkpoint, make_checkpoint
 from adaptive_platform.training.unison import agree_on_weights, from_first, raise_first
 
@@ -41,8 +40,7 @@ class Persistence:
         reducer: The workers.
         copies: This worker's copy of the weights among the others'.
         evaluated: Averages and snapshots of the weights.
-        mixing: This worker's mixed batches.
-        sparse: Holds what was not sent yet, where gradients travel sparsely.
+        own: What each worker has of its own, by its name in a checkpoint; loaded in this order.
         kinds: Kinds of controller and optimizer, which own parts of a checkpoint.
         classes: Class names by number.
         tell: Reports an event as `(kind, text)`.
@@ -59,8 +57,7 @@ class Persistence:
         *,
         copies: Copies,
         evaluated: Evaluated,
-        mixing: Mixing,
-        sparse: SparseExchange | None = None,
+        own: Mapping[str, OwnPart],
         kinds: dict[str, str],
         classes: tuple[str, ...],
         tell: Callable[[str, str], None],
@@ -73,8 +70,7 @@ class Persistence:
         self._reducer = reducer
         self._copies = copies
         self._evaluated = evaluated
-        self._mixing = mixing
-        self._sparse = sparse
+        self._own = own
         self._kinds = kinds
         self._classes = classes
         self._tell = tell
@@ -85,18 +81,12 @@ class Persistence:
         natural = None
         if isinstance(self._optimizer, ListeningOptimizer):
             natural = self._optimizer.natural_state()  # gathered from the workers that own parts
-        sync = self._copies.state_dict()
-        batches = self._mixed_batches()
-        waiting = self._sparse.state_dict() if self._sparse is not None else None
+        own = {name: part.state_dict() for name, part in self._own.items()}
         with self._copies.agreed():
             if self._writer is None:
                 return
             self.wait()
-            content = self.content()
-            content["natural"] = natural
-            content["sync"] = sync
-            content["mixing"] = batches
-            content["sparse"] = waiting
+            content = self.content() | {"natural": natural} | own
             step = self._state.progress.step
             keep = self._state.best_step if self._config.keep_best else None
             # One deep copy keeps tensors that share memory sharing it in the file.
@@ -109,27 +99,6 @@ class Persistence:
         )
         content["evaluated"] = self._evaluated.state_dict()
         return content
-
-    def _mixed_batches(self) -> list[dict[str, torch.Tensor]] | None:
-        """Every worker's, in rank order; None where nothing of them is needed."""
-        if not self._mixing.remembers:
-            return None
-        return self._reducer.all_gather_object(self._mixing.state_dict())
-
-    def _take_up_mixing(self, saved: list[dict[str, torch.Tensor]] | None) -> list[str]:
-        """With as many workers as before each goes on from its own; else what people should know.
-
-        Mixing starts from the plain samples then, as at the beginning of a run.
-        """
-        if saved is None or not self._mixing.remembers:
-            return []
-        if len(saved) != self._reducer.world_size:
-            return [
-                f"mixup.running: the mixed batches of {len(saved)} workers are left out, as the "
-                "number of workers changed."
-            ]
-        self._mixing.load_state_dict(saved[self._reducer.rank], self._reducer.device)
-        return []
 
     def load(self, content: dict[str, Any]) -> list[str]:
         """Put what is the same on all workers into its owners; see `state.load_checkpoint`."""
@@ -180,10 +149,8 @@ class Persistence:
         if content:
             saved = read_state(content)
             messages += self.load(saved)
-            messages += self._copies.load(saved.get("sync"))
-            messages += self._take_up_mixing(saved.get("mixing"))
-            if self._sparse is not None:
-                messages += self._sparse.load(saved.get("sparse"))
+            for name, part in self._own.items():
+                messages += part.load(saved.get(name))
             progress = self._state.progress
             messages.append(
                 f"resumed at step {progress.step}, epoch {progress.position:.2f}, "

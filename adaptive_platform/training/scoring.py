@@ -79,6 +79,11 @@ class Scoring:
             else None
         )
 
+    @property
+    def has_samples(self) -> bool:
+        """There is a held-out set."""
+        return self._source.eval is not None
+
     def score(self) -> EvalRecord | None:
         """Score the held-out set, where there is one. All workers take part.
 

@@ -9,6 +9,7 @@ from adaptive_platform.collectives import Reducer
 from adaptive_platform.data import BrokenSample
 from adaptive_platform.report.records import EventRecord
 from adaptive_platform.training.observer import Observer
+from adaptive_platform.training.regrouping import NextMembers
 from adaptive_platform.training.state import RunState
 from adaptive_platform.training.unison import everyones
 
@@ -44,6 +45,24 @@ class Teller:
         if text not in self._told:
             self._told.add(text)
             self.event("warning", text)
+
+    def regrouped(self, after: NextMembers, reducer: Reducer, seconds: float) -> None:
+        """Tell who is lost, who left and who joined, and how the others go on.
+
+        Args:
+            after: What became of the workers, over all tries.
+            reducer: Those who go on.
+            seconds: From the loss, or the request, to the next step.
+        """
+        for who in after.lost:
+            self.event("lost", f"{who}; the step in hand is made again without it")
+        for who in after.left:
+            self.event("left", f"{who}; nothing was lost")
+        if after.joined:
+            self.event("joined", f"{after.joined} worker(s) joined")
+        number = reducer.world_size
+        plan = f", sums by {reducer.plan.describe()}" if number > 1 else ""
+        self.event("regrouped", f"{number} worker(s) go on after {seconds:.2f} s{plan}")
 
     def left_out(self, reducer: Reducer, broken: list[BrokenSample], beside: list[int]) -> None:
         """Enter everyone's broken samples in the ledger, and tell. All workers take part.

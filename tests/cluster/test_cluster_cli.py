@@ -214,7 +214,7 @@ def test_leaving_at_once_and_a_closed_terminal_cost_no_checkpoint(tmp_path):
     process = started("checkpoint.every=5 steps", cwd=tmp_path)
     assert process.stdout is not None
     process.stdout.close()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 150
     while len(list(tmp_path.glob("run/checkpoints/step-*/manifest.json"))) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.2)

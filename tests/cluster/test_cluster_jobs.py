@@ -55,7 +55,7 @@ class Cluster:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )  # fmt: skip
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 150
         while True:
             try:
                 socket.create_connection(("127.0.0.1", self._dashboard), timeout=1).close()

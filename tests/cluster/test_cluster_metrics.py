@@ -126,7 +126,7 @@ def test_every_panel_shows_data_and_nothing_stays_behind(prometheus, tmp_path):
         assert server.values("ray_adaptive_eval_accuracy")[0] <= 1.0
 
         (tmp_path / "stop").touch()
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 180
         while server.values("ray_adaptive_progress"):
             assert time.monotonic() < deadline, "the gauges of a run that ended are still there"
             time.sleep(1)

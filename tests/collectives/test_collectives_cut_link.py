@@ -103,7 +103,7 @@ def test_a_cut_link_ends_the_operation_on_every_worker(two_hosts) -> None:
             assert worker.stdout.readline() == "ready\n"
         call(f"ip link set {HOSTS[1]}p down")
         # Longer than the limit and the roll call, much shorter than TCP's own patience.
-        said = [worker.communicate(timeout=60)[0] for worker in workers]
+        said = [worker.communicate(timeout=180)[0] for worker in workers]
     finally:
         for worker in workers:
             worker.kill()

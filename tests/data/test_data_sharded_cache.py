@@ -236,7 +236,7 @@ def test_a_decode_process_that_starts_afresh_asks_the_worker_it_came_from():
     # Its list as it was when it was copied, and then what no one held.
     assert copy._samples.read == [0, 1, 2, 3, 4, 5, 6, 7]
     assert copy.held_bytes == 0
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while cache.held_bytes < 8:  # handed over without waiting for an answer
         assert time.monotonic() < deadline
         time.sleep(0.01)

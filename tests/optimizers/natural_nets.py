@@ -17,7 +17,7 @@ class ThreadLinks:
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
-        self.barrier = threading.Barrier(world_size, timeout=30)
+        self.barrier = threading.Barrier(world_size, timeout=150)
         self.slots: list[Tensor | None] = [None] * world_size
         self.groups: dict[tuple[int, ...], ThreadLinks] = {}
         self.lock = threading.Lock()

@@ -62,7 +62,7 @@ def test_a_dropped_step_is_not_mixed_in() -> None:
     def poisoned(run, outputs, targets):
         losses = F.cross_entropy(outputs, targets, reduction="none")
         bad = run.progress.step == 2 and not run.progress.skipped_steps
-        kept.append(run._mixing._before)
+        kept.append(run._parts.mixing._before)
         return losses * math.inf if bad else losses
 
     kept: list = []

@@ -229,7 +229,7 @@ def test_a_need_that_nobody_meets_is_refused_by_name(monkeypatch):
 
 
 def momentum_of(outcome):
-    return outcome.run._optimizer.param_groups[0]["momentum"]
+    return outcome.run._parts.optimizer.param_groups[0]["momentum"]
 
 
 def test_momentum_holds_the_noise_when_the_batch_grows():

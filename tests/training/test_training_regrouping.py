@@ -85,13 +85,13 @@ def test_one_that_missed_the_end_of_a_reduction_catches_up(behind):
     def begin(scene: Scene) -> None:
         if scene.member != behind:
             return
-        gather = scene.run._step.gather
+        gather = scene.run._parts.step.gather
 
         def broken(**words: object) -> object:
             found = gather(**words)
             if scene.step != 5:
                 return found
-            scene.run._step.gather = gather
+            scene.run._parts.step.gather = gather
             scene.run.reducer.close()
             raise CollectiveError(
                 operation="all_reduce",
@@ -103,7 +103,7 @@ def test_one_that_missed_the_end_of_a_reduction_catches_up(behind):
                 after_seconds=0,
             )
 
-        scene.run._step.gather = broken
+        scene.run._parts.step.gather = broken
 
     first = check(live(config, 3, begin=begin), plain)
     assert [r.world_size for r in first.watcher.steps] == [3] * 10
@@ -136,7 +136,7 @@ def slowly(scene: Scene) -> None:
         assert wait_for(lambda: scene.club.roster.generation.number > 0)
 
 
-def wait_for(condition, seconds: float = 20.0) -> bool:
+def wait_for(condition, seconds: float = 120.0) -> bool:
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)

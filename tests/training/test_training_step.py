@@ -160,7 +160,7 @@ def test_shared_parameters_count_once(kind, tmp_path):
     alone = train(config, data=Words(), model=Tied)[0]
     both = train(config, data=Words(), model=Tied, world_size=2, run_dir=tmp_path)
     assert_same(both[0].weights, alone.weights, 1e-5)
-    assert len(both[0].run._buckets.parameters) == 1
+    assert len(both[0].run._parts.buckets.parameters) == 1
     longer = recipe("stop.steps=7", f"optimizer.kind={kind}")
     resumed = train(longer, data=Words(), model=Tied, world_size=2, run_dir=tmp_path)
     model = resumed[0].run.model
