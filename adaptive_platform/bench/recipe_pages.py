@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
+from adaptive_platform.bench.recipe_multiples import Curve, write_multiples
 from adaptive_platform.report.plots import Line, Plot, write_plots
 
-__all__ = ["CLAIMS", "Claim", "render", "verdict", "write_pages"]
+__all__ = ["CLAIMS", "Claim", "by_arm", "cell", "column", "render", "verdict", "write_pages"]
 
 TARGET = 0.95
 """Held-out accuracy whose first reaching is a column of its own."""
@@ -107,45 +108,49 @@ CLAIMS = (
 )
 
 
-def write_pages(lines: Lines, stem: Path, *, reference: str) -> None:
+def write_pages(lines: Lines, stem: Path, *, reference: str, panels: Collection[str]) -> None:
     """Write `<stem>.md`, `<stem>.html` and, where matplotlib is installed, `<stem>.png`.
 
     Args:
         lines: One mapping per run, as `bench recipes` records them, arms in the table's order.
         stem: Path without suffix.
         reference: Arm that is drawn dashed.
+        panels: Arms that the picture shows; the page shows all.
     """
-    by_arm = _by_arm(lines)
+    arms = by_arm(lines)
     Path(f"{stem}.md").write_text(render(lines, stem.name), encoding="utf-8")
-    for suffix in (".html", ".png") if find_spec("matplotlib") else (".html",):
-        write_plots(_plots(by_arm, reference), f"{stem}{suffix}", "Published systems, small forms")
+    curves = {arm: _mean_curve([line["curve"] for line in mine]) for arm, mine in arms.items()}
+    write_plots(_plots(curves, reference), f"{stem}.html", "Published systems, small forms")
+    if find_spec("matplotlib"):
+        shown = {arm: curves[arm] for arm in curves if arm == reference or arm in panels}
+        write_multiples(shown, Path(f"{stem}.png"), reference=reference)
 
 
 def render(lines: Lines, stem: str) -> str:
     """The page: how it was made, the table, the claims."""
-    by_arm = _by_arm(lines)
+    arms = by_arm(lines)
     head = [
         "arm", "accuracy in %", "steps", f"steps to {TARGET:.0%}", "samples", "seconds",
         "KiB sent per step", "waiting for sums in %", "seeds",
     ]  # fmt: skip
     rows = [head, ["---"] * len(head)]
-    for arm, mine in by_arm.items():
+    for arm, mine in arms.items():
         rows.append([
             arm,
-            _cell(_column(mine, "accuracy"), ".1f", 100.0),
-            _cell(_column(mine, "steps"), ".0f"),
-            _cell(_column(mine, "steps_to_target"), ".0f"),
-            _cell(_column(mine, "samples"), ".0f"),
-            _cell(_column(mine, "seconds"), ".1f"),
-            _cell(_column(mine, "bytes_per_step"), ".1f", 1 / 1024),
-            _cell(_column(mine, "exposed_share"), ".1f", 100.0),
+            cell(column(mine, "accuracy"), ".1f", 100.0),
+            cell(column(mine, "steps"), ".0f"),
+            cell(column(mine, "steps_to_target"), ".0f"),
+            cell(column(mine, "samples"), ".0f"),
+            cell(column(mine, "seconds"), ".1f"),
+            cell(column(mine, "bytes_per_step"), ".1f", 1 / 1024),
+            cell(column(mine, "exposed_share"), ".1f", 100.0),
             str(len(mine)),
         ])  # fmt: skip
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     verdicts = "\n".join(
         f"- {claim.text}: {found}"
         for claim in CLAIMS
-        if (found := verdict(claim, by_arm)) is not None
+        if (found := verdict(claim, arms)) is not None
     )
     picture = ""
     if find_spec("matplotlib"):
@@ -167,9 +172,9 @@ def render(lines: Lines, stem: str) -> str:
     )
 
 
-def verdict(claim: Claim, by_arm: Mapping[str, Lines]) -> str | None:
+def verdict(claim: Claim, arms: Mapping[str, Lines]) -> str | None:
     """Whether a claim shows, with the mean difference and its interval; None without both arms."""
-    larger, smaller = by_arm.get(claim.larger), by_arm.get(claim.smaller)
+    larger, smaller = arms.get(claim.larger), arms.get(claim.smaller)
     if larger is None or smaller is None:
         return None
     other = {line["seed"]: line for line in smaller}
@@ -190,9 +195,7 @@ def verdict(claim: Claim, by_arm: Mapping[str, Lines]) -> str | None:
     return f"**{side}**, {mean:+.1f} ± {half:.1f}{unit}."
 
 
-def _plots(by_arm: Mapping[str, Lines], reference: str) -> list[Plot]:
-    curves = {arm: _mean_curve([line["curve"] for line in mine]) for arm, mine in by_arm.items()}
-
+def _plots(curves: Mapping[str, Curve], reference: str) -> list[Plot]:
     def drawn(at: int) -> list[Line]:
         return [
             Line(
@@ -219,7 +222,8 @@ def _mean_curve(curves: Sequence[Sequence[Sequence[float]]]) -> list[list[float]
     ]
 
 
-def _by_arm(lines: Lines) -> dict[str, Lines]:
+def by_arm(lines: Lines) -> dict[str, Lines]:
+    """The runs of each arm, arms in the order of their first run."""
     found: dict[str, list[Mapping[str, Any]]] = {}
     for line in lines:
         found.setdefault(line["arm"], []).append(line)
@@ -232,11 +236,12 @@ def _figure(line: Mapping[str, Any], name: str) -> float | None:
     return next((float(step) for step, _, found in line["curve"] if found >= TARGET), None)
 
 
-def _column(lines: Lines, name: str) -> list[float | None]:
+def column(lines: Lines, name: str) -> list[float | None]:
+    """A figure of each run; None where a run does not have it."""
     return [_figure(line, name) for line in lines]
 
 
-def _cell(values: Sequence[float | None], form: str, scale: float = 1.0) -> str:
+def cell(values: Sequence[float | None], form: str, scale: float = 1.0) -> str:
     """Mean and 95 % interval; how many have a value where not all do."""
     found = [scale * value for value in values if value is not None]
     if len(found) < len(values) or not found:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from adaptive_platform.bench.processes import run_group
+from adaptive_platform.bench.recipe_cards import write_cards
 from adaptive_platform.bench.recipe_pages import write_pages
 from adaptive_platform.bench.rows import Row
 from adaptive_platform.collectives import Membership
@@ -23,7 +24,7 @@ from adaptive_platform.report.records import EvalRecord, StepRecord
 from adaptive_platform.training.observer import SilentObserver
 from adaptive_platform.training.run import TrainingRun
 
-__all__ = ["REFERENCE", "Arm", "Job", "arms", "jobs_for", "recipes", "train_all"]
+__all__ = ["REFERENCE", "Arm", "Job", "arms", "arms_of_cards", "jobs_for", "recipes", "train_all"]
 
 REFERENCE = "small batch"
 _DEFAULT_FOLDER = "runs/bench-recipes"
@@ -83,6 +84,15 @@ def arms() -> dict[str, Arm]:
     return {arm.name: arm for arm in (_FURTHER[0], *published, *_FURTHER[1:])}
 
 
+def arms_of_cards() -> dict[str, list[str]]:
+    """Names of the arms that each card shows; a `-small` variant has no card of its own."""
+    found: dict[str, list[str]] = {}
+    for arm in arms().values():
+        if arm.name != REFERENCE:
+            found.setdefault(arm.recipe.removesuffix("-small"), []).append(arm.name)
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One run."""
@@ -133,7 +143,7 @@ def jobs_for(
     return found
 
 
-def recipes(*, quick: bool, out: str = "", images: str = "") -> list[Row]:
+def recipes(*, quick: bool, out: str = "", images: str = "", cards: str = "") -> list[Row]:
     """Train every arm for the length that all small forms share, and write table and curves.
 
     Two local processes of one thread train one arm after the other. Each finished run is a line of
@@ -145,6 +155,10 @@ def recipes(*, quick: bool, out: str = "", images: str = "") -> list[Row]:
         out: Folder of the results.
         images: Folder with `train.parquet` and `test.parquet`, of which the first 10,000 and 2,000
             images are used, in place of the recipes' own digits.
+        cards: Folder of the recipes' cards, which then show what was measured.
+
+    Raises:
+        UserError: A card or a file of images is missing.
     """
     jobs = jobs_for(_QUICK if quick else arms(), 1 if quick else 3, images=images)
     with ExitStack() as stack:
@@ -162,7 +176,11 @@ def recipes(*, quick: bool, out: str = "", images: str = "") -> list[Row]:
             run_group(workers, train_all, missing, str(record), timeout_seconds=_LONGEST_SECONDS)
             have = _lines(record, jobs)
         lines = [have[job.key] for job in jobs]
-        write_pages(lines, folder / f"recipes-{data}", reference=REFERENCE)
+        write_pages(
+            lines, folder / f"recipes-{data}", reference=REFERENCE, panels=published_recipes()
+        )
+        if cards:
+            write_cards(lines, Path(cards), arms_of=arms_of_cards(), reference=REFERENCE)
         if not quick:
             print(f"{record.with_suffix('.md')}, and curves beside it", file=sys.stderr)
     return _rows(lines)

@@ -81,11 +81,14 @@ def recipes(
     images: Annotated[
         str, typer.Option(help="Folder with train.parquet and test.parquet, not digits.")
     ] = "",
+    cards: Annotated[
+        str, typer.Option(help="Folder of the recipes' cards, to be renewed from the results.")
+    ] = "",
 ) -> None:
     """The published systems' small forms, several seeds each, as one table."""
     from adaptive_platform.bench.recipes import recipes as measure
 
-    _print(measure(quick=quick, out=out, images=images), (), as_json=as_json)
+    _print(measure(quick=quick, out=out, images=images, cards=cards), (), as_json=as_json)
 
 
 @commands.command()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 from ranks import as_threads
@@ -10,6 +12,7 @@ from torch.distributed import HashStore
 from typer.testing import CliRunner
 
 from adaptive_platform.bench import recipes as bench
+from adaptive_platform.bench.recipe_cards import write_cards
 from adaptive_platform.bench.recipe_pages import CLAIMS, Claim, render, verdict, write_pages
 from adaptive_platform.cli import app
 from adaptive_platform.collectives import Membership
@@ -140,7 +143,9 @@ def test_the_page_shows_means_intervals_and_what_is_missing(tmp_path):
     assert "| small batch | 97.0 ± 2.5 | 10 | 10 | 640 | 2.0 | 1.0 | 25.0 | 3 |" in page
     assert "| - (1 of 3) |" in page
     assert "A large batch with the linear rule loses accuracy: **" in page
-    write_pages(lines, tmp_path / "recipes-digits", reference="small batch")
+    stem = tmp_path / "recipes-digits"
+    write_pages(lines, stem, reference="small batch", panels=["goyal-2017"])
+    assert stem.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     assert "goyal-2017" in (tmp_path / "recipes-digits.html").read_text()
 
 
@@ -162,3 +167,39 @@ def test_the_list_is_in_three_parts():
     assert "imagenet" not in small
     assert "\ngoyal-2017-imagenet " in large
     assert all(len(line) < 160 for line in shown.splitlines())
+
+
+CARDS = Path(__file__).parents[2] / "experiments" / "recipes"
+RECORDED = CARDS.parent / "studies" / "recipes-digits.jsonl"
+
+
+def test_a_card_shows_its_arms_beside_the_reference_and_nothing_else_of_it_changes(tmp_path):
+    card = tmp_path / "lin-2018.md"
+    card.write_text("before\n<!-- measured -->\nold\n<!-- /measured -->\nafter\n")
+    lines = lines_of("small batch", [0.97]) + lines_of("lin-2018", [0.9, 0.8], steps=7)
+    arms = {"lin-2018": ["lin-2018", "lin-2018, every step"]}
+    write_cards(lines, tmp_path, arms_of=arms, reference="small batch")
+    before, *table, after = card.read_text().splitlines()
+    assert (before, after) == ("before", "after")
+    assert [row.split(" | ")[0] for row in table[3:-1]] == ["| small batch", "| lin-2018"]
+    assert "old" not in card.read_text()
+
+
+def test_a_card_without_a_place_is_named_and_no_card_is_written(tmp_path):
+    good, bad = tmp_path / "a.md", tmp_path / "b.md"
+    good.write_text("<!-- measured --><!-- /measured -->")
+    bad.write_text("nothing")
+    with pytest.raises(UserError, match=r"b\.md needs one part"):
+        write_cards([], tmp_path, arms_of={"a": [], "b": []}, reference="small batch")
+    assert good.read_text() == "<!-- measured --><!-- /measured -->"
+
+
+def test_the_cards_show_what_the_committed_study_measured(tmp_path):
+    lines = [json.loads(line) for line in RECORDED.read_text().splitlines()]
+    for name in bench.arms_of_cards():
+        shutil.copy(CARDS / f"{name}.md", tmp_path)
+    write_cards(lines, tmp_path, arms_of=bench.arms_of_cards(), reference=bench.REFERENCE)
+    for name in bench.arms_of_cards():
+        shown = (tmp_path / f"{name}.md").read_text()
+        assert shown == (CARDS / f"{name}.md").read_text(), name
+        assert f"\n| {name} | " in shown, "the card has no figures"
