@@ -32,6 +32,29 @@ def test_the_worked_example(duration: float, expected: tuple[float, float]) -> N
     torch.testing.assert_close(found, torch.tensor(expected, dtype=F64), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("stiff", [25.0, 100.0])
+def test_a_time_step_that_is_too_long_is_shortened(stiff: float) -> None:
+    diagonal = torch.tensor([stiff, 0.5], dtype=F64)
+    products = []
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        products.append(x)
+        return diagonal * x
+
+    found = relax(product, B, B, duration=2, time_step=0.1, temperature=0.0)
+    soft = 2.0 - (2.0 - 1.0) * torch.exp(torch.tensor(-0.5 * 2))
+    torch.testing.assert_close(found, torch.stack([torch.tensor(1 / stiff), soft]).to(F64),
+                               rtol=0.02, atol=1e-3)  # fmt: skip
+    assert len(products) <= 8 * 20 + 1
+
+
+def test_what_is_too_stiff_for_the_budget_relaxes_for_less_time() -> None:
+    diagonal = torch.tensor([1e6, 0.5], dtype=F64)
+    found = relax(lambda x: diagonal * x, B, B, duration=0.4, time_step=0.1, temperature=0.0)
+    assert bool(found.isfinite().all())
+    assert (diagonal * found - B).norm() < (diagonal * B - B).norm()
+
+
 def test_noise_has_the_stationary_variance_of_the_discrete_process() -> None:
     diagonal = torch.tensor([2.0, 0.5], dtype=F64).repeat_interleave(4000)
     found = relax(
