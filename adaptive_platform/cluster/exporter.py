@@ -12,6 +12,7 @@ from adaptive_platform.report.wording import known
 __all__ = ["Exporter"]
 
 _AGAIN_SECONDS = 5.0
+_FROM_ZERO = ("decisions", "skipped_steps", "recoveries", "stragglers")
 
 
 class Exporter:
@@ -44,7 +45,7 @@ class Exporter:
         self._attempts = 0
         self._totals: dict[str, float] = {}
         self._events: Counter[str] = Counter()
-        self._values: dict[str, float] = {"decisions": 0.0, "skipped_steps": 0.0, "recoveries": 0.0}
+        self._values: dict[str, float] = dict.fromkeys(_FROM_ZERO, 0.0)
         self._set_at = 0.0
 
     def take(self, messages: list[tuple[str, dict[str, Any], float]]) -> None:
@@ -60,7 +61,8 @@ class Exporter:
                     self._histograms["step_duration_seconds"].observe(seconds, self._labels)
                 self._values["skipped_steps"] += fields["skipped"]
             elif kind == "evaluation":
-                scores = {f"eval_{name}": fields.get(name) for name in ("loss", "accuracy")}
+                parts = ("loss", "accuracy", "seconds")
+                scores = {f"eval_{name}": fields.get(name) for name in parts}
                 self._values |= {n: float(v) for n, v in scores.items() if v is not None}
             elif kind == "decision":
                 self._values["decisions"] += 1
@@ -68,8 +70,7 @@ class Exporter:
                 self._values["recoveries"] += float(self._attempts > 0)
                 self._attempts += 1
             elif kind == "event":
-                self._events[str(fields["kind"])] += 1
-                self._values["recoveries"] += fields["kind"] == "lost"
+                self._event(fields)
         if messages:
             self._set()
 
@@ -84,6 +85,15 @@ class Exporter:
             self._gauges[name].set(value, self._labels)
         for kind, number in self._events.items():
             self._gauges["events"].set(number, {**self._labels, "kind": kind})
+
+    def _event(self, fields: dict[str, Any]) -> None:
+        self._events[str(fields["kind"])] += 1
+        self._values["recoveries"] += fields["kind"] == "lost"
+        self._values["stragglers"] += fields["kind"] == "straggler"
+        if fields["kind"] == "checkpoint":
+            self._values["last_checkpoint_time"] = fields["time"]
+            if known(fields.get("seconds")):
+                self._values["checkpoint_seconds"] = fields["seconds"]
 
     def _count(self, name: str, total: float) -> None:
         """Raise a counter to `total`; what an attempt makes again is counted once."""

@@ -75,7 +75,7 @@ class Run(TrainingRun):
             resolved.data,
             membership,
             loss=loss,
-            store=CheckpointStore(run_dir) if keeps and run_dir else None,
+            store=CheckpointStore(run_dir, self._recorder.saved_in) if keeps and run_dir else None,
             observer=self._recorder,
             must_resume=resolved.resume is not None,
         )

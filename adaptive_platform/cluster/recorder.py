@@ -54,6 +54,7 @@ class Recorder:
         self._fraction = 0.0
         self._started = False
         self._asked = False
+        self._save_seconds: float | None = None
 
     def open(self, journal: Journal) -> None:
         """Keep records in `journal` from now on."""
@@ -89,6 +90,10 @@ class Recorder:
         """Another worker is the first one from now on; what was not written is its to write."""
         self._first = False
         self._journal = None
+
+    def saved_in(self, seconds: float) -> None:
+        """A checkpoint was written in that time; the event that tells of it carries it along."""
+        self._save_seconds = seconds
 
     def durable_step(self) -> int:
         """See `Observer.durable_step`."""
@@ -129,6 +134,8 @@ class Recorder:
         """See `Observer.event`. File names that are no text are shown with their bytes escaped."""
         text = record.text.encode("utf-8", "backslashreplace").decode()
         record = replace(record, text=text)
+        if record.kind == "checkpoint":
+            record = replace(record, seconds=self._save_seconds)
         if self._journal is None:
             self._early.append(record)
         else:

@@ -225,7 +225,7 @@ def _training_run(
         job.recipe.data,
         membership,
         loss=job.loss,
-        store=CheckpointStore(job.run_dir),
+        store=CheckpointStore(job.run_dir, recorder.saved_in),
         observer=recorder,
         must_resume=job.must_resume,
         regrouping=link,

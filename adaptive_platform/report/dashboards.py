@@ -127,6 +127,15 @@ _RUN = (
         queries=(("microbatch@", "{{run}} micro-batch"), ("accumulation@", "{{run}} accumulated")),
     ),
     _line("decisions", "Decisions"),
+    Panel(
+        title="Beside the steps",
+        note="Wall time of the newest evaluation, and of the newest checkpoint's writing.",
+        queries=(
+            ("eval_seconds@", "{{run}} evaluation"),
+            ("checkpoint_seconds@", "{{run}} checkpoint"),
+        ),
+        unit="s",
+    ),
     _line("grad_norm", "Gradient norm", log=True),
     Panel(title="Steps per second", note="Committed steps.", queries=(_RATE_OF_STEPS,)),
 )
@@ -161,6 +170,14 @@ _ELASTICITY = (
         queries=(("time() - last_step_time@", "{{run}}"),),
         unit="s",
     ),
+    Panel(
+        title="Training that a crash would cost",
+        note="Time since the newest checkpoint: what is made again where nobody survives.",
+        queries=(("time() - last_checkpoint_time@", "{{run}}"),),
+        unit="s",
+    ),
+    _line("checkpoint_seconds", "Checkpoint time"),
+    _line("stragglers", "Slow workers"),
     _THROUGHPUT,
     _line("reduce_seconds", "Waiting for the reduction"),
     _line("step_seconds", "Newest step"),
@@ -219,6 +236,14 @@ _ALERTS = (
         "critical",
         "{{ $labels.run }} began again three times within fifteen minutes",
         "Look at the first failure in its events; a node or a sample may bring it down each time.",
+    ),
+    (
+        "AdaptiveRunSlowWorker",
+        "delta(stragglers@[15m]) > 0.5",
+        "0m",
+        "warning",
+        "{{ $labels.run }} waits for a worker that is much slower than the others",
+        "Its events name the worker: look what else runs there, at clocks, heat and the network.",
     ),
 )  # fmt: skip
 

@@ -14,7 +14,7 @@ from adaptive_platform.report.gains import decision_gains
 from adaptive_platform.report.headline import key_figures, recipe_differences, sentences
 from adaptive_platform.report.run_data import RunData, labels
 from adaptive_platform.report.series import AXES, AXIS_TITLES, colour, column
-from adaptive_platform.report.wording import count, expected_and_realised
+from adaptive_platform.report.wording import count, duration, expected_and_realised, known
 from adaptive_platform.storage import open_location, write_bytes
 
 __all__ = ["page", "render_html", "table", "write_html"]
@@ -302,7 +302,7 @@ def _events(runs: Sequence[RunData], names: Sequence[str]) -> str:
                 *([_swatch(at, name)] if len(runs) > 1 else []),
                 count(row.get("step")),
                 html.escape(str(row.get("kind", "")).replace("_", " ")),
-                html.escape(str(row.get("text", ""))),
+                html.escape(str(row.get("text", ""))) + _lasted(row.get("seconds")),
             ]
             for row in run.events.tail(200).to_dict("records")
         ]
@@ -311,6 +311,10 @@ def _events(runs: Sequence[RunData], names: Sequence[str]) -> str:
     head = ["step", "what", "told"]
     told = table(["run", *head] if len(runs) > 1 else head, rows)
     return f"<h2>Events</h2><details><summary>{count(len(rows))} events</summary>{told}</details>"
+
+
+def _lasted(seconds: Any) -> str:
+    return f", written in {duration(seconds)}" if known(seconds) else ""
 
 
 def _recipes(runs: Sequence[RunData], names: Sequence[str]) -> str:

@@ -148,6 +148,8 @@ class EventRecord:
     """`resize`, `checkpoint`, `broken_sample`, `stop`, `resume`, `warning` ..."""
     text: str
     """What happened, in one sentence for people."""
+    seconds: float | None = None
+    """How long it took, from the first byte to the last of a `checkpoint`; None where not timed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

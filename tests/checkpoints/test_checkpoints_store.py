@@ -35,6 +35,22 @@ def test_round_trip_and_order(tmp_path):
     assert content["run"] == {"step": 100, "name": "x"}
 
 
+def test_writing_is_timed_where_it_succeeds(tmp_path, monkeypatch):
+    told = []
+    store = CheckpointStore(str(tmp_path), told.append)
+    store.save(state(1), 1)
+    assert len(told) == 1
+    assert told[0] > 0.0
+
+    def full(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="No space left"):
+        store.save(state(2), 2)
+    assert len(told) == 1
+
+
 def test_uri_of_a_file_system(tmp_path):
     store = CheckpointStore(f"file://{tmp_path}/run")
     store.save(state(1), 1)

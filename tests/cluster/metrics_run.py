@@ -1,4 +1,7 @@
-"""A run with live metrics, for the test beside it: PORT DIRECTORY; stays until DIRECTORY/end."""
+"""A run with live metrics and a slow worker, for the test beside it: PORT DIRECTORY.
+
+Stays until DIRECTORY/end.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,18 @@ import time
 from pathlib import Path
 
 import ray
+from torch.nn import functional
 
 from adaptive_platform.cluster.launch import launch
 from adaptive_platform.recipe import load_recipe
+
+
+def slow_on_one(outputs, targets):
+    """Cross entropy that takes its time on the second worker."""
+    if ray.train.get_context().get_world_rank() == 1:
+        time.sleep(0.3)
+    return functional.cross_entropy(outputs, targets, reduction="none")
+
 
 port, folder = int(sys.argv[1]), Path(sys.argv[2])
 ray.init(
@@ -34,7 +46,12 @@ recipe = load_recipe(
         f"out={folder}/run",
     ],
 )
-launch(recipe, watch=lambda messages: (folder / "stop").exists(), sweep="try")
+launch(
+    recipe,
+    watch=lambda messages: (folder / "stop").exists(),
+    sweep="try",
+    loss=slow_on_one,
+)
 (folder / "ended").touch()
 while not (folder / "end").exists():
     time.sleep(0.2)

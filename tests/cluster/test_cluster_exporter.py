@@ -89,11 +89,25 @@ def test_every_step_is_in_the_histogram_though_posts_are_thinned(told, monkeypat
 
 def test_events_are_counted_by_kind_and_decisions_in_all(told):
     exporter = Exporter(LABELS)
-    event = {"kind": "checkpoint", "text": "saved"}
+    event = {"kind": "checkpoint", "text": "saved", "time": 5.0, "seconds": None}
     exporter.take([("event", event, 0.1), ("event", event, 0.2), ("decision", {}, 0.2)])
+    assert told("checkpoint_seconds") == []  # not timed
     value, labels = Told.all["adaptive_events"][-1]
     assert (value, labels["kind"]) == (2, "checkpoint")
     assert told("decisions")[-1] == 1
+
+
+def test_checkpoints_evaluations_and_slow_workers(told):
+    exporter = Exporter(LABELS)
+    exporter.take([("evaluation", {"loss": 2.0, "accuracy": None, "seconds": 1.5}, 0.1)])
+    assert told("eval_seconds") == [1.5]
+    assert told("stragglers") == [0.0]
+    saved = {"kind": "checkpoint", "text": "saved", "time": 70.0, "seconds": 0.25}
+    slow = {"kind": "straggler", "text": "worker 1 takes 3.0 times as long", "time": 71.0}
+    exporter.take([("event", saved, 0.2), ("event", slow, 0.2)])
+    assert told("checkpoint_seconds") == [0.25]
+    assert told("last_checkpoint_time") == [70.0]
+    assert told("stragglers")[-1] == 1.0
 
 
 def test_no_labels_no_metrics(told):

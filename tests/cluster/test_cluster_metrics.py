@@ -124,6 +124,17 @@ def test_every_panel_shows_data_and_nothing_stays_behind(prometheus, tmp_path):
         steps = server.values("ray_adaptive_step_duration_seconds_count")
         assert steps[0] >= 1
         assert server.values("ray_adaptive_eval_accuracy")[0] <= 1.0
+        assert server.values("ray_adaptive_checkpoint_seconds")[0] > 0.0
+        age = server.values("time() - ray_adaptive_last_checkpoint_time")[0]
+        assert 0.0 <= age < 600.0
+        deadline = time.monotonic() + 60
+        while server.values("ray_adaptive_stragglers") != [1.0]:
+            assert time.monotonic() < deadline, "the slow worker was not noticed"
+            time.sleep(1)
+        firing = "ALERTS{alertname='AdaptiveRunSlowWorker'}"
+        while not server.values(firing):
+            assert time.monotonic() < deadline, "nobody is told of the slow worker"
+            time.sleep(1)
 
         (tmp_path / "stop").touch()
         deadline = time.monotonic() + 180

@@ -119,7 +119,9 @@ def write_run(
             journal.event(EventRecord(time=now, step=step, kind="resize", text=text))
         if step % max(1, steps // 5) == 0:
             text = f"checkpoints/step-{step}"
-            journal.event(EventRecord(time=now, step=step, kind="checkpoint", text=text))
+            journal.event(
+                EventRecord(time=now, step=step, kind="checkpoint", text=text, seconds=0.4)
+            )
     journal.event(
         EventRecord(time=now, step=steps, kind="broken_sample", text="train/7/a.jpg is cut short")
     )

@@ -77,6 +77,7 @@ def test_one_run_tells_its_story(runs: list[RunData]) -> None:
     assert "97.0 % held-out accuracy" in text
     assert "1 step was skipped and 1 broken sample was left out." in text
     assert "is above 1.5 x the batch of 32: double it" in text
+    assert "checkpoints/step-120, written in 0.4 s" in text
     assert "name: resnet50" in text
 
 

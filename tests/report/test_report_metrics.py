@@ -98,6 +98,7 @@ def test_alerts_name_known_metrics_and_say_what_to_do():
         "AdaptiveRunLossNotFinite",
         "AdaptiveRunEfficiencyLow",
         "AdaptiveRunRecoveryLoop",
+        "AdaptiveRunSlowWorker",
     }
     known = {each.full_name for each in METRICS}
     for rule in rules:
@@ -113,4 +114,4 @@ def test_promtool_accepts_the_rules():
         ["promtool", "check", "rules", str(rules)], capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "4 rules found" in result.stdout
+    assert "5 rules found" in result.stdout
