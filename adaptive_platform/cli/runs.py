@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Annotated
 
@@ -69,6 +70,9 @@ def sweep(
     if source is None and not resumed:
         _list(shipped_sweeps())
         return
+    # Ray reads it when it is imported. Trials are actors, which a small machine has many of for its
+    # cores; Ray would warn of that between the lines of the sweep.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "PYTHON worker processes have been started")
     from adaptive_platform.sweeps.launch import resume_sweep, run_sweep
 
     if resumed:

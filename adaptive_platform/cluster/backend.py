@@ -60,13 +60,15 @@ class AdaptiveBackendConfig(BackendConfig):
 
 
 class LeanTrainer(DataParallelTrainer):
-    """Ray Train without the actor that shards Ray Data sets, of which we pass none.
+    """Ray Train without processes that have nothing to do here.
 
     With a mailbox, lost workers are the business of those that are left; see `failure.py`.
 
-    That actor is a process that starts while the workers import torch, for one to two seconds of
-    start-up on a small machine. Should Ray rename the callback, it comes back and nothing else
-    changes.
+    We pass no Ray Data sets, so nobody need shard them. The actor that frees the workers' place
+    after their controller died asks Ray's dashboard; where Ray has none it learns nothing, and
+    Ray Train can wait for its end for twelve seconds (seen with 2.60). Each is a process that
+    starts while the workers import torch, for one to two seconds of start-up on a small machine.
+    Should Ray rename a callback, it comes back and nothing else changes.
     """
 
     mailbox: Any = None
@@ -81,4 +83,17 @@ class LeanTrainer(DataParallelTrainer):
 
     def _create_default_callbacks(self) -> list[Any]:
         callbacks = super()._create_default_callbacks()
-        return [c for c in callbacks if type(c).__name__ != "DatasetsCallback"]
+        idle = {"DatasetsCallback"}
+        if not _has_dashboard():
+            idle.add("PlacementGroupCleanerCallback")
+        return [c for c in callbacks if type(c).__name__ not in idle]
+
+
+def _has_dashboard() -> bool:
+    """True where this Ray has a dashboard, or doesn't say."""
+    try:
+        from ray._private.services import get_webui_url_from_internal_kv
+
+        return get_webui_url_from_internal_kv() != ""
+    except (ImportError, AssertionError):
+        return True

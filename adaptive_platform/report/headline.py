@@ -80,7 +80,7 @@ def _outcome(run: RunData) -> str:
     ]
     reached = " and ".join(filter(None, scores))
     message = str((run.result or {}).get("message") or "")
-    cause = f" {message}" if status in ("failed", "interrupted") and message else ""
+    cause = f" {_sentence(message)}" if status in ("failed", "interrupted") and message else ""
     return f"{begin} {trained}{took}{', at ' + reached if reached else ''}.{cause}"
 
 
@@ -247,6 +247,10 @@ def _flatten(value: Any, prefix: str = "") -> dict[str, str]:
     for name, item in value.items():
         flat |= _flatten(item, f"{prefix}.{name}" if prefix else str(name))
     return flat
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
 
 
 def _plural(value: float, word: str) -> str:

@@ -373,6 +373,7 @@ def _publish(sweep: Sweep, result: SweepResult) -> None:
 
 def _sum_up(sweep: Sweep, result: SweepResult, asked: _Asked, progress: Progress) -> None:
     failed = [row for row in result.rows if row.status == "failed"]
+    progress.say(f"{len(result.rows)} trial(s) in {duration(progress.seconds)}")
     if asked.out_of_time and sweep.budget.seconds is not None:
         progress.say(f"the budget of {duration(sweep.budget.seconds)} is spent")
     if failed:

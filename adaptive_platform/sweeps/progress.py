@@ -93,6 +93,11 @@ class Progress(Callback):
                 self._live.stop()
             self._live = None
 
+    @property
+    def seconds(self) -> float:
+        """Since the sweep's Ray was there."""
+        return time.monotonic() - self._begun
+
     def say(self, line: str) -> None:
         """A line of the driver's own."""
         self._say(line)

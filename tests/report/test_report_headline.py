@@ -44,8 +44,8 @@ def run_of(result: dict[str, Any] | None = None, **columns: Any) -> RunData:
             "The run failed after 4 steps and 40 samples in 9.0 s. The loss was not finite.",
         ),
         (
-            {"status": "interrupted", "seconds": 9.0, "message": "SIGTERM."},
-            "The run was interrupted after 4 steps and 40 samples in 9.0 s. SIGTERM.",
+            {"status": "interrupted", "seconds": 9.0, "message": "stopped as asked"},
+            "The run was interrupted after 4 steps and 40 samples in 9.0 s. Stopped as asked.",
         ),
     ],
 )
