@@ -111,7 +111,8 @@ def panels(runs: Sequence[RunData]) -> list[Panel]:
             **log_axis([column(run.steps, "noise_scale") for run in runs]),
         ),
         _panel(
-            shown, "lr", "Learning rate", "After schedule and learning-rate rule.",
+            shown, "lr", "Learning rate",
+            "After schedule and learning-rate rule, without left-over ends of epochs.",
             "learning rate", lambda run: column_line(run, "lr"), rangemode="tozero",
         ),
         _panel(
@@ -124,7 +125,7 @@ def panels(runs: Sequence[RunData]) -> list[Panel]:
             "efficiency", lambda run: column_line(run, "efficiency"), tickformat=".0%",
         ),
         _panel(
-            shown, "gsnr", "Gradient signal-to-noise ratio", "Mean over parameters.",
+            shown, "gsnr", "Gradient signal-to-noise ratio", "Median over layers.",
             "GSNR, log scale", lambda run: column_line(run, "gsnr"),
             **log_axis([column(run.steps, "gsnr") for run in runs]),
         ),
@@ -337,7 +338,8 @@ def _time_split(shown: Sequence[Shown]) -> Panel:
         }
         for part, shade in _PART_COLOURS.items()
     ]
-    look = layout("", autorange="reversed")
+    # Runs may have names that are numbers, such as trials.
+    look = layout("", autorange="reversed", type="category")
     look["xaxis"] |= {"tickformat": ".0%", "range": [0, 1]}
     look["barmode"] = "stack"
     return Panel("time", title, note, {"data": traces, "layout": look})

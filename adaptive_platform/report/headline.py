@@ -94,7 +94,7 @@ def _time_taken(run: RunData) -> str:
 
 
 def _batch_story(run: RunData) -> str:
-    batch, lr = column(full_steps(run.steps), "global_batch"), column(run.steps, "lr")
+    batch, lr = (column(full_steps(run.steps), name) for name in ("global_batch", "lr"))
     batch, lr = batch[np.isfinite(batch)], lr[np.isfinite(lr)]
     if not len(batch):
         return ""

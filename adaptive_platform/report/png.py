@@ -49,7 +49,7 @@ def write_png(runs: Sequence[RunData], path: str | os.PathLike[str]) -> None:
         label = name.replace("$", r"\$")  # dollars would start mathematics
         _draw_score(score, run, colour(at), label, kind)
         _draw_batch(batch, run, colour(at))
-        _draw_column(rate, run, run.steps, "lr", colour(at))
+        _draw_column(rate, run, full_steps(run.steps), "lr", colour(at))
         _draw_noise(noise, run, colour(at))
     _finish(score, f"Held-out {kind} (faint: training)", "")
     _finish(batch, "Global batch (circles: decisions)", "samples per step")
@@ -92,7 +92,7 @@ def _draw_gain(panel: Any, runs: Sequence[RunData]) -> str:
     if len(runs) > 1 or not np.isfinite(column(runs[0].steps, "gain")).any():
         return ""
     right = panel.twinx()
-    _draw_column(right, runs[0], runs[0].steps, "gain", "#777777", lw=1, linestyle=":")
+    _draw_column(right, runs[0], full_steps(runs[0].steps), "gain", "#777777", lw=1, linestyle=":")
     right.set_ylim(bottom=0)
     right.spines[["top"]].set_visible(False)
     return " (dotted, right: AdaScale gain)"

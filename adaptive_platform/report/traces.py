@@ -21,6 +21,7 @@ from adaptive_platform.report.series import (
     axes_of,
     column,
     extremes,
+    full_steps,
     json_numbers,
     smooth,
 )
@@ -120,8 +121,11 @@ def stroke(shown: Shown, width: float = 2.0, **more: Any) -> dict[str, Any]:
 
 
 def column_line(shown: Shown, name: str) -> list[dict[str, Any]]:
-    """A column of the steps as it was recorded."""
-    steps = shown.run.steps
+    """A column of the steps as it was recorded.
+
+    Left-over ends of epochs, smaller than the batch in force, would make a comb of what follows it.
+    """
+    steps = full_steps(shown.run.steps)
     values = column(steps, name)
     chosen = extremes(values, shown.points)
     return [

@@ -28,7 +28,8 @@ _MARGINS = {"l": 60, "r": 20, "t": 10, "b": 44}
 _SCRIPT = """
 const figures = JSON.parse(document.getElementById('figures').textContent);
 for (const [name, figure] of Object.entries(figures)) {
-  Plotly.newPlot(name, figure.data, figure.layout, {responsive: true, displaylogo: false});
+  Plotly.newPlot(name, figure.data, figure.layout, {responsive: true, displaylogo: false,
+    modeBarButtons: [['toImage', 'autoScale2d']]});
 }
 """
 

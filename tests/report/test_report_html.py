@@ -172,6 +172,34 @@ def test_a_page_stays_small_for_long_runs_and_many_runs() -> None:
             assert all(len(trace["y"]) <= 2000 for trace in figure["data"])
 
 
+def test_what_a_decision_did_not_know_is_left_out(runs: list[RunData]) -> None:
+    candidates = json.dumps([{"global_batch": 64, "score": None, "note": "in force"}])
+    decisions = runs[0].decisions.assign(candidates=candidates)
+    text = Page(render_html([RunData(path="x", steps=runs[0].steps, decisions=decisions)])).text
+    assert "global batch 64, note in force" in text
+    assert "None" not in text
+
+
+def test_runs_whose_names_are_numbers_have_bars_side_by_side(runs: list[RunData]) -> None:
+    trials = [RunData(path=f"trials/0000{at}", steps=runs[0].steps) for at in (0, 3)]
+    (bars,) = [panel.figure for panel in panels(trials) if panel.name == "time"]
+    assert bars["layout"]["yaxis"]["type"] == "category"
+    assert bars["data"][0]["y"] == ["00000", "00003"]
+
+
+def test_left_over_ends_of_epochs_make_no_comb() -> None:
+    steps = pd.DataFrame(
+        {
+            "step": range(1, 7), "samples_seen": [32, 64, 72, 104, 136, 144],
+            "epoch": [0, 0, 0, 1, 1, 1], "global_batch": [32, 32, 8] * 2,
+            "lr": [0.1, 0.1, 0.025] * 2, "gain": [2.0, 2.0, 1.0] * 2,
+        }
+    )  # fmt: skip
+    drawn = {panel.name: panel.figure["data"] for panel in panels([RunData(path="x", steps=steps)])}
+    assert set(drawn["lr"][0]["y"]) == {0.1}
+    assert set(drawn["gain"][0]["y"]) == {2.0}
+
+
 def test_a_run_without_anything_still_has_a_page(tmp_path: Path) -> None:
     Journal(tmp_path)
     text = render_html([read_run(tmp_path)])
