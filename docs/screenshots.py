@@ -2,12 +2,14 @@
 
     python docs/screenshots.py [FOLDER] [job] [sweep]
 
-Needs Chromium. The cluster is one node on this machine, without token authentication since the
-browser has no token, and is ended afterwards.
+Needs Chromium and Prometheus (Debian packages `chromium` and `prometheus`). The cluster is one node
+on this machine, without token authentication since the browser has no token, and is ended
+afterwards.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -16,14 +18,20 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from PIL import Image
+
 ROOT = Path(__file__).parents[1]
 RAY = [sys.executable, "-c", "import sys; from ray.scripts.scripts import main; sys.exit(main())"]
 COMMAND = [sys.executable, "-m", "adaptive_platform"]
+MOST_BYTES = 200_000
+WATCH_SECONDS = 110.0
+"""How long Prometheus watches the run before its page is taken."""
 
 
 def free_port() -> int:
@@ -48,7 +56,7 @@ def wait_for(url: str, seconds: float = 60.0) -> None:
 
 
 def photograph(url: str, target: Path, profile: str, height: int = 1000) -> None:
-    """What the browser shows some seconds after the page was opened."""
+    """What the browser shows some seconds after the page was opened, in 64 colours."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         sys.exit("Chromium is not installed (Debian package `chromium`)")
@@ -61,63 +69,100 @@ def photograph(url: str, target: Path, profile: str, height: int = 1000) -> None
         ],
         check=True, capture_output=True, timeout=90,
     )  # fmt: skip
-    print(target)
+    picture = Image.open(target).convert("RGB").quantize(64, dither=Image.Dither.NONE)
+    picture.save(target, optimize=True)
+    size = target.stat().st_size
+    if size > MOST_BYTES:
+        sys.exit(f"{target} has {size} bytes, more than {MOST_BYTES}: show less of the page")
+    print(target, size, "bytes")
 
 
 @contextmanager
-def cluster(work: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """A head node with dashboard; its address, and the environment to reach it in."""
-    port, board = free_port(), free_port()
+def running(words: list[str], environment: dict[str, str], url: str) -> Iterator[None]:
+    """A server that answers at the address, and is ended with all that it started."""
+    server = subprocess.Popen(
+        words,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        wait_for(url)
+        yield
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(90)
+
+
+@contextmanager
+def cluster(work: str) -> Iterator[tuple[str, str, dict[str, str]]]:
+    """A head node and Prometheus: dashboard, Prometheus's address, and the environment for both."""
+    port, board, watch = free_port(), free_port(), free_port()
     environment = os.environ | {
         "RAY_AUTH_MODE": "disabled",
+        "RAY_PROMETHEUS_HOST": f"http://127.0.0.1:{watch}",
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
     }
-    head = subprocess.Popen(
-        [
-            *RAY, "start", "--head", "--block", "--num-cpus=2", f"--port={port}",
-            f"--dashboard-port={board}", "--object-store-memory=150000000",
-            "--disable-usage-stats", f"--temp-dir={work}/ray",
-        ],
-        env=environment, stdout=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
-    try:
-        address = f"http://127.0.0.1:{board}"
-        wait_for(address)
-        yield address, environment
-    finally:
-        os.killpg(head.pid, signal.SIGTERM)
-        head.wait(90)
+    head = [
+        *RAY, "start", "--head", "--block", "--num-cpus=2", f"--port={port}",
+        f"--dashboard-port={board}", "--object-store-memory=150000000",
+        "--disable-usage-stats", f"--temp-dir={work}/ray",
+    ]  # fmt: skip
+    ours = f"http://127.0.0.1:{watch}"
+    with running(head, environment, f"http://127.0.0.1:{board}"):
+        prometheus = [
+            "prometheus", f"--storage.tsdb.path={work}/prometheus",
+            f"--web.listen-address=127.0.0.1:{watch}",
+            f"--config.file={work}/ray/session_latest/metrics/prometheus/prometheus.yml",
+        ]  # fmt: skip
+        with running(prometheus, environment, f"{ours}/-/ready"):
+            yield f"http://127.0.0.1:{board}", ours, environment
 
 
 def photograph_job(out: Path, work: str) -> None:
-    """A submitted run in Ray's dashboard, and its report at the end."""
+    """A submitted run in Ray's dashboard and in Prometheus, and its report at the end."""
     profile = f"{work}/profile"
-    with cluster(work) as (address, environment):
-        submit = [sys.executable, str(ROOT / "experiments/examples/submit_job.py"), address]
+    with cluster(work) as (board, prometheus, environment):
+        submit = [sys.executable, str(ROOT / "experiments/examples/submit_job.py"), board]
         variables = [f"--env=PYTHONPATH={ROOT}", "--env=OMP_NUM_THREADS=1"]
         job = subprocess.Popen(
             [*submit, *variables, "--id=quickstart", "--", *COMMAND, "train", "quickstart",
-             "model.name=resnet8_cifar", f"out={work}/quickstart"],
+             "model.name=resnet8_cifar", "stop.epochs=60", "optimizer.lr=0.1",
+             f"out={work}/runs/first"],
             env=environment, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert job.stdout is not None
         for line in job.stdout:
             if "step " in line and "loss" in line:
                 break
-        for name in ("jobs", "actors"):
-            photograph(f"{address}/#/{name}", out / f"ray-{name}.png", profile)
-        job.communicate()
-        photograph(f"file://{work}/quickstart/report.html", out / "report.png", profile, 1900)
+        begun = time.monotonic()
+        with urllib.request.urlopen(f"{board}/api/jobs/quickstart", timeout=10) as answer:
+            number = json.load(answer)["job_id"]
+        photograph(f"{board}/#/jobs", out / "ray-jobs.png", profile, 620)
+        photograph(f"{board}/#/jobs/{number}", out / "ray-job.png", profile, 1000)
+        time.sleep(max(0.0, WATCH_SECONDS - (time.monotonic() - begun)))
+        words = {}
+        for at, name in enumerate(("train_accuracy", "goodput")):
+            query = f"max by (run) (ray_adaptive_{name})"
+            words |= {f"g{at}.expr": query, f"g{at}.tab": "0", f"g{at}.range_input": "2m"}
+        address = f"{prometheus}/graph?{urllib.parse.urlencode(words)}"
+        photograph(address, out / "prometheus.png", profile, 1480)
+        said, _ = job.communicate()
+        if job.returncode:
+            sys.exit(f"the job failed: {said}")
+    subprocess.run([*COMMAND, "report", "runs/first"], env=environment, cwd=work, check=True)
+    photograph(f"file://{work}/runs/first/report.html", out / "report.png", profile, 1500)
 
 
 def photograph_sweep(out: Path, work: str) -> None:
-    """The page of a small sweep."""
+    """The page of a shipped sweep."""
     subprocess.run(
-        [*COMMAND, "sweep", "large-batch-ladder", "stop.epochs=2", f"out={work}/sweep"],
+        [*COMMAND, "sweep", "controllers", "out=sweeps/a"], cwd=work,
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, check=True,
     )  # fmt: skip
-    photograph(f"file://{work}/sweep/sweep.html", out / "sweep.png", f"{work}/profile", 1500)
+    photograph(f"file://{work}/sweeps/a/sweep.html", out / "sweep.png", f"{work}/profile", 1500)
 
 
 PARTS = {"job": photograph_job, "sweep": photograph_sweep}
@@ -126,10 +171,10 @@ PARTS = {"job": photograph_job, "sweep": photograph_sweep}
 def main() -> None:
     """Make the pictures of the parts that were named, or of all."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the cluster is ended as well
-    out = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "docs")
+    out = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "docs").absolute()
     out.mkdir(parents=True, exist_ok=True)
     for part in sys.argv[2:] or PARTS:
-        with tempfile.TemporaryDirectory() as work:
+        with tempfile.TemporaryDirectory(prefix="ap-") as work:
             PARTS[part](out, work)
 
 

@@ -368,9 +368,7 @@ def _readable(text: Any) -> str:
 def _told(value: Any) -> str:
     if isinstance(value, dict):
         given = {name: item for name, item in value.items() if item is not None}
-        return ", ".join(
-            f"{name.replace('_', ' ')} {_told(item)}" for name, item in given.items()
-        )
+        return ", ".join(f"{name.replace('_', ' ')} {_told(item)}" for name, item in given.items())
     if isinstance(value, list):
         return "; ".join(_told(item) for item in value)
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -301,5 +301,7 @@ def _curves(ranked: list[TrialRow], metric: str) -> dict[str, Any]:
         "plot_bgcolor": "white",
         "xaxis": {"title": {"text": "samples seen"}, "gridcolor": "#eef0f2"},
         "yaxis": {"title": {"text": f"held-out {metric}"}, "gridcolor": "#eef0f2"},
+        # The best, drawn last, is named first, below the buttons.
+        "legend": {"traceorder": "reversed", "y": 0.9},
     }
     return {"data": traces, "layout": layout}

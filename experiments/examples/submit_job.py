@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import shlex
 import sys
+import time
 
 from ray.job_submission import JobStatus, JobSubmissionClient
 
@@ -21,10 +22,27 @@ CODES = {JobStatus.SUCCEEDED: 0, JobStatus.FAILED: 1, JobStatus.STOPPED: 3}
 STOP_SECONDS = "60"
 """A stopped job gets this long to finish the step in hand and save; Ray's own default is 3 s."""
 
+AGENT_SECONDS = 60.0
+"""A cluster that answers but takes no jobs yet is asked again for so long."""
+
 
 async def follow(client: JobSubmissionClient, job: str) -> None:
     async for lines in client.tail_job_logs(job):
         print(lines, end="", flush=True)
+
+
+def submit(client: JobSubmissionClient, command: str, environment: dict, name: str | None) -> str:
+    """Submit; a cluster that has just begun needs some seconds until a node takes jobs."""
+    deadline = time.monotonic() + AGENT_SECONDS
+    while True:
+        try:
+            return client.submit_job(
+                entrypoint=command, runtime_env=environment, submission_id=name
+            )
+        except RuntimeError as error:
+            if "No available agent" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(1.0)
 
 
 def main() -> int:
@@ -42,9 +60,7 @@ def main() -> int:
     if words.working_dir:
         environment["working_dir"] = words.working_dir
     client = JobSubmissionClient(words.address)
-    job = client.submit_job(
-        entrypoint=shlex.join(words.command), runtime_env=environment, submission_id=words.id
-    )
+    job = submit(client, shlex.join(words.command), environment, words.id)
     print(f"submitted {job}", flush=True)
     if words.no_wait:
         return 0
