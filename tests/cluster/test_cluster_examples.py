@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -62,3 +63,23 @@ def test_own_loop(tmp_path):
     assert "rank 1: " in output
     steps = pd.read_parquet(tmp_path / "run" / "steps")
     assert set(steps.world_size) == {2}
+
+
+def test_a_cluster_that_has_just_begun_is_asked_again(monkeypatch):
+    spec = importlib.util.spec_from_file_location("submit_job", EXAMPLES / "submit_job.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    monkeypatch.setattr(script.time, "sleep", lambda seconds: None)
+    answers = [RuntimeError("No available agent to submit job"), "job-1", RuntimeError("no disk")]
+
+    class Client:
+        @staticmethod
+        def submit_job(**words):
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    assert script.submit(Client(), "true", {}, None) == "job-1"
+    with pytest.raises(RuntimeError, match="no disk"):
+        script.submit(Client(), "true", {}, None)
