@@ -122,7 +122,7 @@ def cluster(work: str) -> Iterator[tuple[str, str, dict[str, str]]]:
 
 
 def photograph_job(out: Path, work: str) -> None:
-    """A submitted run in Ray's dashboard and in Prometheus, and its report at the end."""
+    """A submitted run in Ray's dashboard and in Prometheus, and its report while it goes on."""
     profile = f"{work}/profile"
     with cluster(work) as (board, prometheus, environment):
         submit = [sys.executable, str(ROOT / "experiments/examples/submit_job.py"), board]
@@ -149,11 +149,12 @@ def photograph_job(out: Path, work: str) -> None:
             words |= {f"g{at}.expr": query, f"g{at}.tab": "0", f"g{at}.range_input": "2m"}
         address = f"{prometheus}/graph?{urllib.parse.urlencode(words)}"
         photograph(address, out / "prometheus.png", profile, 1480)
-        said, _ = job.communicate()
-        if job.returncode:
-            sys.exit(f"the job failed: {said}")
-    subprocess.run([*COMMAND, "report", "runs/first"], env=environment, cwd=work, check=True)
-    photograph(f"file://{work}/runs/first/report.html", out / "report.png", profile, 1500)
+        if job.poll() is not None:
+            sys.exit(f"the job ended before its pictures were made: {job.stdout.read()}")
+        subprocess.run([*COMMAND, "report", "runs/first"], env=environment, cwd=work, check=True)
+        photograph(f"file://{work}/runs/first/report.html", out / "report.png", profile, 1500)
+        job.terminate()  # only its client; the job ends with the cluster
+        job.communicate()
 
 
 def photograph_sweep(out: Path, work: str) -> None:
