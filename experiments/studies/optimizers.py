@@ -244,7 +244,8 @@ def main() -> None:
                 index = best_index(record, name, batch)
                 assert index is not None  # all three were just tried
                 run(name, batch, seed, index)
+    write_page(record, options)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
