@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -13,7 +10,7 @@ from adaptive_platform.collectives import Reducer
 from adaptive_platform.data import DataConfig, MicroBatch, Samples, evaluation_batches
 from adaptive_platform.errors import UserError
 from adaptive_platform.gradients.loss import SampleLoss
-from adaptive_platform.models import average_normalization
+from adaptive_platform.models import average_normalization, in_eval_mode
 from adaptive_platform.statistics.hessian import hessian_vector_product, power_iteration
 from adaptive_platform.training.probe import chosen_samples, read_plainly
 
@@ -79,7 +76,7 @@ class Curvature:
         generator = torch.Generator().manual_seed(self._seed)
         start = torch.randn(numbers, generator=generator).to(device)
         # Of attention's kernels only this one can be differentiated twice.
-        with _in_eval_mode(self._model), sdpa_kernel(SDPBackend.MATH):
+        with in_eval_mode(self._model), sdpa_kernel(SDPBackend.MATH):
             try:
                 product = hessian_vector_product(loss, self._parameters) if share else _zeros
                 # Each worker's product is a part of the mean over the probe: the sum is the whole.
@@ -104,13 +101,3 @@ class Curvature:
 def _zeros(vector: Tensor) -> Tensor:
     """The product of a worker without a sample of the probe."""
     return torch.zeros_like(vector)
-
-
-@contextmanager
-def _in_eval_mode(model: nn.Module) -> Iterator[None]:
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
