@@ -136,11 +136,24 @@ def _once(loss):
         ({"optimizer": {"kind": "sp_ngd", "lr": 0.1}}, "optimizer.kind = sp_ngd"),
         ({"vr": {}}, "so vr has no variance"),
         ({"batch": {"kind": "noise_scale", "global_batch": 8}}, "batch.kind = noise_scale"),
+        ({"lr_rule": {"kind": "adascale"}}, "lr_rule.kind = adascale with clock = scale_invariant"),
+        ({"lr_rule": {"kind": "adascale", "clock": "samples"}}, "lr_rule.kind = adascale"),
+        (
+            {"lr_rule": {"kind": "linear", "clock": "scale_invariant"}},
+            "gain that lr_rule.kind = linear with clock = scale_invariant.*clock = samples",
+        ),
     ],
 )
-def test_what_does_not_go_with_it_is_refused(change, told):
+@pytest.mark.parametrize("kind", ["gossip", "easgd", "local_sgd"])
+def test_what_does_not_go_with_it_is_refused(change, told, kind):
     with pytest.raises(UserError, match=told):
-        recipe(sync={"kind": "gossip"}, **change)
+        recipe(sync={"kind": kind}, **change)
+
+
+@pytest.mark.parametrize("rule", [{"kind": "adascale"}, {"kind": "sqrt"}])
+def test_a_gain_may_be_measured_before_the_local_phase(rule):
+    clock = {"clock": "scale_invariant"}
+    recipe(sync={"kind": "local_sgd", "start": "2 epochs"}, lr_rule=rule | clock)
 
 
 def test_noise_may_be_measured_before_the_local_phase():
