@@ -280,6 +280,7 @@ class Step:
             self._correction = self._own_factor
             grad_sqnorm = sums[_OWN_SQNORM] / max(sums[_PRESENT], 1.0)
         self._sqnorm = sqnorm * self._correction**2
+        self._clipping = 1.0
         of_microbatches, of_sum = layers[: len(layers) // 2], layers[len(layers) // 2 :]
         in_order = self._buckets.in_model_order
         return Measured(
@@ -335,9 +336,17 @@ class Step:
     def mean_squares_factor(self) -> float:
         """After `gather`: times the reduced squares gives `sum_i (b_i / B) g_i^2`.
 
-        g_i is the mean gradient of micro-batch i of b_i samples, B the trained samples.
+        g_i is the mean gradient of micro-batch i of b_i samples, B the trained samples; both are
+        clipped alike once the step clips.
         """
-        return self._correction / self._loss_scale
+        return self._correction / self._loss_scale * self._clipping**2
+
+    def _clip(self) -> float:
+        """Find the factor that clips the mean gradient, 1 where it is short enough."""
+        norm = math.sqrt(self._sqnorm)
+        if self._clip_norm is not None and norm > self._clip_norm:
+            self._clipping = self._clip_norm / norm
+        return self._clipping
 
     def commit(
         self, measured: Measured, *, reshape: Callable[[GradientBuckets], None] | None = None
@@ -348,17 +357,15 @@ class Step:
             measured: What `gather` returned.
             reshape: Changes the mean gradients in place, after clipping, before the optimizer.
         """
-        factor = self._correction
-        norm = math.sqrt(self._sqnorm)
-        if self._clip_norm is not None and norm > self._clip_norm:
-            factor *= self._clip_norm / norm
         if self._alone and not self._samples:
             # Nothing to learn from here in this step; the others go on.
             self._buffers.read_from(
                 self._buckets.rider[RIDER_SLOTS:], weight=float(measured.trained)
             )
             self._buckets.release()
+            self._in_hand = False
             return
+        factor = self._correction * self._clip()
         if not any(self._used):
             raise UserError(
                 "losses: no parameter of the model has a gradient, so nothing would be trained. "
