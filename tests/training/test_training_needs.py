@@ -160,6 +160,16 @@ def test_the_throughput_model_is_rank_0s_and_the_same_everywhere():
     assert {r.global_batch for r in outcomes[0].watcher.steps} != {8}
 
 
+def test_a_step_without_own_samples_says_nothing_about_speed():
+    """The left-over sample of each epoch goes to one worker; the others would time a wait."""
+    outcomes = train(recipe("stop.epochs=3"), world_size=3, data=Points(9))
+    assert any(not share for record in outcomes[0].watcher.steps for share in record.sample_ids)
+    for outcome in outcomes:
+        timings = outcome.run.state.speed.state_dict()["timings"]["seen"]
+        assert timings
+        assert all(microbatch > 0 for _, _, microbatch, *_ in timings)
+
+
 def test_adversaries_take_the_share_that_the_controller_asks_for():
     seen = []
 
