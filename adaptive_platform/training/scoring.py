@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import torch
@@ -18,7 +19,7 @@ from adaptive_platform.models import (
 )
 from adaptive_platform.report.records import EvalRecord
 from adaptive_platform.training.evaluated import Ensemble, Evaluated
-from adaptive_platform.training.evaluation import evaluate
+from adaptive_platform.training.evaluation import Score, evaluate
 from adaptive_platform.training.probe import chosen_samples, read_plainly
 from adaptive_platform.training.state import RunState
 from adaptive_platform.training.telling import Teller
@@ -109,9 +110,9 @@ class Scoring:
         )
         state = self._state
         state.accuracy, state.loss = score.accuracy, score.loss
-        best = state.best_accuracy
-        if score.accuracy is not None and (best is None or score.accuracy > best):
-            state.best_accuracy, state.best_step = score.accuracy, state.progress.step
+        if _beats(score, state):
+            state.best_accuracy, state.best_loss = score.accuracy, score.loss
+            state.best_step = state.progress.step
         if score.num_broken:
             self._tell.broken("held-out", everyones(self._reducer, score.broken))
         return EvalRecord(
@@ -147,3 +148,11 @@ class Scoring:
             recompute_statistics(
                 model, (each.inputs for each in moved if len(each) > 1), reducer.all_reduce
             )
+
+
+def _beats(score: Score, state: RunState) -> bool:
+    """Better than the best so far: by accuracy, or by loss where there is no accuracy."""
+    if score.accuracy is not None:
+        return state.best_accuracy is None or score.accuracy > state.best_accuracy
+    best = math.inf if state.best_loss is None else state.best_loss
+    return score.loss < best
