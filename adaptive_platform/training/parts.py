@@ -286,6 +286,7 @@ def assemble(
                 minimum=minimum,
                 share=share,
                 curvature=curvature,
+                copies=copies,
                 preconditioner=preconditioner,
             ),
             scoring=Scoring(

@@ -15,6 +15,7 @@ from adaptive_platform.controllers import ControllerConfig, Need
 from adaptive_platform.data import PythonConfig, wrap_dataset
 from adaptive_platform.errors import UserError
 from adaptive_platform.settings import variants_of
+from adaptive_platform.statistics.hessian import hessian_vector_product, power_iteration
 from adaptive_platform.training.curvature import PROBE_SAMPLES
 from adaptive_platform.training.measuring import refuse_unmet_needs
 from adaptive_platform.training.run import TrainingRun
@@ -97,6 +98,27 @@ def test_the_eigenvalue_at_the_end_of_an_epoch_is_that_of_the_probe(world_size):
     assert measured[:3] == [None] * 3
     assert measured[3:7] == [considered[0]["hessian_top_eigenvalue"]] * 4
     assert measured[7] == considered[1]["hessian_top_eigenvalue"]
+
+
+def test_where_copies_differ_the_eigenvalue_is_that_of_the_agreed_weights():
+    """The run ends with the epoch, so what it leaves is what was measured."""
+    data = Points(40)
+    config = recipe(
+        "stop.epochs=1", "optimizer.lr=1.0", sync={"kind": "local_sgd", "period": 100},
+        batch={"kind": "abs", "global_batch": 10},
+    )  # fmt: skip
+    outcomes = train(config, world_size=3, data=data)
+    model = outcomes[0].run.model
+    product = hessian_vector_product(
+        lambda: F.cross_entropy(model(data.inputs), data.labels), list(model.parameters())
+    )
+    size = sum(p.numel() for p in model.parameters())
+    start = torch.randn(size, generator=torch.Generator().manual_seed(config.seed))
+    for outcome in outcomes:
+        assert_same(outcome.weights, outcomes[0].weights, 0.0)
+        assert outcome.run.state.hessian == pytest.approx(
+            power_iteration(product, start).value, rel=1e-3
+        )
 
 
 def test_measuring_curvature_leaves_the_model_in_training_mode():
