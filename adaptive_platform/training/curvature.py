@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -11,7 +13,11 @@ from adaptive_platform.data import DataConfig, MicroBatch, Samples, evaluation_b
 from adaptive_platform.errors import UserError
 from adaptive_platform.gradients.loss import SampleLoss
 from adaptive_platform.models import average_normalization, in_eval_mode
-from adaptive_platform.statistics.hessian import hessian_vector_product, power_iteration
+from adaptive_platform.statistics.hessian import (
+    VectorMap,
+    hessian_vector_product,
+    power_iteration,
+)
 from adaptive_platform.training.probe import chosen_samples, read_plainly
 
 __all__ = ["PROBE_SAMPLES", "Curvature"]
@@ -53,24 +59,31 @@ class Curvature:
         self._config = read_plainly(config)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
 
-    def top_eigenvalue(self) -> float:
+    def top_eigenvalue(self, largest: int | None = None) -> float:
         """By power iteration; all workers take part and get the same number.
+
+        Args:
+            largest: Most samples of a pass; None for the whole share at once, which is quicker.
 
         Raises:
             UserError: The model can't be differentiated twice.
         """
         average_normalization(self._model, self._reducer.all_reduce, weight=1.0)
         device = self._parameters[0].device
-        share = self._share(device)
+        share = self._share(device, min(largest or PROBE_SAMPLES, PROBE_SAMPLES))
         count = torch.tensor([float(sum(map(len, share)))], device=device)
         self._reducer.all_reduce(count)
         total = max(float(count), 1.0)
 
-        def loss() -> Tensor:
-            result = torch.zeros((), device=device)
+        def loss(part: MicroBatch) -> Tensor:
+            return self._loss(self._model(part.inputs), part.targets).sum() / total
+
+        def by_parts(vector: Tensor) -> Tensor:
+            """With the graph of a single part at a time, which is then made for each product."""
+            image = torch.zeros_like(vector)
             for part in share:
-                result = result + self._loss(self._model(part.inputs), part.targets).sum()
-            return result / total
+                image += hessian_vector_product(partial(loss, part), self._parameters)(vector)
+            return image
 
         numbers = sum(p.numel() for p in self._parameters)
         generator = torch.Generator().manual_seed(self._seed)
@@ -78,7 +91,9 @@ class Curvature:
         # Of attention's kernels only this one can be differentiated twice.
         with in_eval_mode(self._model), sdpa_kernel(SDPBackend.MATH):
             try:
-                product = hessian_vector_product(loss, self._parameters) if share else _zeros
+                product: VectorMap = by_parts
+                if len(share) == 1:
+                    product = hessian_vector_product(partial(loss, share[0]), self._parameters)
                 # Each worker's product is a part of the mean over the probe: the sum is the whole.
                 found = power_iteration(product, start, all_reduce=self._reducer.all_reduce)
             except (RuntimeError, NotImplementedError) as error:
@@ -90,14 +105,9 @@ class Curvature:
                 ) from error
         return found.value
 
-    def _share(self, device: torch.device) -> list[MicroBatch]:
+    def _share(self, device: torch.device, largest: int) -> list[MicroBatch]:
         reducer = self._reducer
         batches = evaluation_batches(
-            self._probe, self._config, reducer.rank, reducer.world_size, PROBE_SAMPLES
+            self._probe, self._config, reducer.rank, reducer.world_size, largest
         )
         return [batch.on(device, self._memory_format) for batch in batches]
-
-
-def _zeros(vector: Tensor) -> Tensor:
-    """The product of a worker without a sample of the probe."""
-    return torch.zeros_like(vector)

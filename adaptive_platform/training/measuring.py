@@ -178,7 +178,7 @@ class Measuring:
         """Measure the Hessian where it is needed; called at the end of each epoch."""
         if "hessian" in self._needs:
             with self._copies.agreed():
-                self._state.hessian = self._curvature.top_eigenvalue()
+                self._state.hessian = self._curvature.top_eigenvalue(self._share.largest_microbatch)
 
     def limits(self) -> Limits:
         """What bounds the next batch."""

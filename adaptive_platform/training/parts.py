@@ -301,6 +301,7 @@ def assemble(
                 reducer=reducer,
                 tell=tell,
                 policy=policy,
+                share=share,
             ),
             persistence=persistence,
             copies=copies,

@@ -80,11 +80,12 @@ def exact_top_eigenvalue(model, data, ids):
     return float(max(values, key=abs))
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_the_eigenvalue_at_the_end_of_an_epoch_is_that_of_the_probe(world_size):
+@pytest.mark.parametrize(("world_size", "words"), [(1, ()), (3, ()), (3, ("microbatch=4",))])
+def test_the_eigenvalue_at_the_end_of_an_epoch_is_that_of_the_probe(world_size, words):
+    """Also in passes no larger than those of training."""
     data = Points(40)
     outcomes = train(
-        recipe("stop.epochs=2", batch={"kind": "abs", "global_batch": 10}),
+        recipe("stop.epochs=2", *words, batch={"kind": "abs", "global_batch": 10}),
         world_size=world_size,
         data=data,
     )
