@@ -8,7 +8,6 @@ end of the last bucket, and every worker reads the same sums, so all vote alike.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ from adaptive_platform.gradients.buckets import GradientBuckets
 from adaptive_platform.gradients.buffers import SharedBuffers
 from adaptive_platform.optimizers import ListeningOptimizer
 from adaptive_platform.statistics import StepMoments
+from adaptive_platform.training.step_times import times_for
 
 __all__ = ["RIDER_SLOTS", "Measured", "Step"]
 
@@ -76,7 +76,8 @@ class Measured:
     durable_step: int
     """Records of earlier steps are durable."""
     paces: tuple[float, ...]
-    """Seconds per sample of each worker's own passes, by rank; 0 for one without samples."""
+    """Seconds per sample of each worker's own passes, by rank; 0 for one without samples.
+    On GPUs those of the step before, since the device tells them only now."""
     reduce_seconds: float
     """Time this worker waited for the reduction after its backward had ended."""
     statistics_seconds: float
@@ -121,6 +122,7 @@ class Step:
         # Second-order optimizers also follow forward and backward passes.
         self._listener = optimizer if isinstance(optimizer, ListeningOptimizer) else None
         self._in_hand = False
+        self._times = times_for(buckets.rider.device)
 
     def begin(
         self,
@@ -155,7 +157,7 @@ class Step:
         self._abandoned = False
         self._in_hand = True
         self._samples = 0
-        self._began = time.perf_counter()
+        self._times.begin()
         if self._listener is not None:
             self._listener.begin(global_batch, loss_scale)
         self._buffers.keep()
@@ -251,19 +253,20 @@ class Step:
         self._buffers.write_to(
             buckets.rider[RIDER_SLOTS : self._end_of_buffers], weight=float(self._samples)
         )
+        pace = self._times.passes_ended(self._samples)
         if self._samples and self._end_of_rider > self._end_of_buffers:
-            pace = (time.perf_counter() - self._began) / self._samples
             buckets.rider[self._end_of_buffers + self._rank] = pace
         buckets.layer_rider.copy_(self._layer_sums)
-        started = time.perf_counter()
         sqnorm = buckets.finish()
         both = torch.stack([sqnorm, buckets.summed_sqnorm])
         paces = buckets.rider[self._end_of_buffers : self._end_of_rider]
         parts = [buckets.used, paces, buckets.rider[:RIDER_SLOTS], both]
         if self._measure:
             parts += [buckets.layer_rider, buckets.summed_layer_sqnorms]
-        values = torch.cat(parts).tolist()
-        waited = time.perf_counter() - started
+        together = torch.cat(parts)
+        self._times.sums_ended()
+        values = together.tolist()
+        waited = self._times.waited()
         marks = buckets.used.numel()
         self._used, values = values[:marks], values[marks:]
         self._paces, values = values[: paces.numel()], values[paces.numel() :]
