@@ -46,7 +46,8 @@ class CheckpointConfig(Settings):
     keep_last: Annotated[int, Field(ge=1)] = 2
     """Newest checkpoints kept; older ones are deleted after a new one is published."""
     keep_best: bool = True
-    """Also keep the one with the best held-out score."""
+    """Also keep the one with the best held-out score: the highest accuracy, or the lowest loss
+    where there is no accuracy."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

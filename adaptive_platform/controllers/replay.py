@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from adaptive_platform.controllers.controller import (
@@ -52,6 +52,7 @@ def replay(
     base_batch: int,
     limits: Limits,
     throughput: ThroughputModel | None = None,
+    advance: Callable[[float], float] = float,
 ) -> Replay:
     """Drive a controller through recorded noise until as much is learned as was recorded.
 
@@ -66,6 +67,8 @@ def replay(
         base_batch: The batch that those steps refer to.
         limits: Data size, workers and bounds of the replayed run.
         throughput: Predicts the time of a step, and is shown to the controller.
+        advance: What a step of a gain counts for, as `LrRuleConfig.advance`; the gain itself where
+            nothing caps it.
 
     Raises:
         ValueError: Nothing was recorded.
@@ -85,7 +88,7 @@ def replay(
             position += 1
         summary = recorded[position].summary
         taken = min(batch, limits.dataset_size - progress.cursor)
-        progress = progress.committed(taken, taken, summary.gain(taken, base_batch))
+        progress = progress.committed(taken, taken, advance(summary.gain(taken, base_batch)))
         batches.append(taken)
         learned_before.append(done)
         if throughput is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from adaptive_platform.models.config import ModelConfig
 from adaptive_platform.models.evaluation_statistics import recompute_statistics
+from adaptive_platform.models.modes import TrainingMode, in_eval_mode
 from adaptive_platform.models.normalization import (
     average_normalization,
     is_convolutional,
@@ -23,7 +24,9 @@ __all__ = [
     "LocalNorm",
     "ModelConfig",
     "NormalizationPolicy",
+    "TrainingMode",
     "average_normalization",
+    "in_eval_mode",
     "is_convolutional",
     "normalization_buffers",
     "recompute_statistics",

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from adaptive_platform.models.modes import in_eval_mode
+
 __all__ = ["recompute_statistics", "use_last_batch"]
 
 
@@ -37,7 +39,8 @@ def recompute_statistics(
     """Replace running averages by the mean and variance over given inputs, all of equal weight.
 
     Each layer sees what training would give it: the layers before it normalize by the batch. Other
-    layers are in evaluation mode meanwhile. Layers that no input reaches keep their buffers.
+    layers are in evaluation mode meanwhile. Layers that no input reaches keep their buffers; so do
+    those that are in evaluation mode inside a model that trains, as they are frozen.
 
     Args:
         model: Its buffers are replaced in place; mode and momentum are put back.
@@ -45,10 +48,13 @@ def recompute_statistics(
             see enough samples. May be empty on some workers.
         all_reduce: Sums a float64 tensor over the workers in place.
     """
+    training = any(module.training for module in model.modules())
     layers = [
         module
         for module in model.modules()
-        if isinstance(module, _BatchNorm) and module.running_mean is not None
+        if isinstance(module, _BatchNorm)
+        and module.running_mean is not None
+        and (module.training or not training)
     ]
     if not layers:
         return
@@ -56,22 +62,19 @@ def recompute_statistics(
         torch.zeros(2 * layer.num_features + 1, dtype=torch.float64, device=_device(layer))
         for layer in layers
     ]
-    modes = {module: module.training for module in model.modules()}
     handles = [
         layer.register_forward_pre_hook(partial(_add_moments, total))
         for layer, total in zip(layers, sums, strict=True)
     ]
     try:
-        model.eval()
-        for layer in layers:
-            layer.train()
-        for inputs in batches:
-            model(inputs)
+        with in_eval_mode(model):
+            for layer in layers:
+                layer.train()
+            for inputs in batches:
+                model(inputs)
     finally:
         for handle in handles:
             handle.remove()
-        for module, mode in modes.items():
-            module.training = mode
     flat = torch.cat(sums)
     all_reduce(flat)
     for layer, total in zip(layers, flat.split([len(each) for each in sums]), strict=True):

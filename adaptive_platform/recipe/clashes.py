@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from adaptive_platform.controllers.lr_rules import LegwConfig
+from adaptive_platform.controllers.lr_rules import LegwConfig, LrRuleConfig
 from adaptive_platform.optimizers.cyclic_tail import CyclicTailSchedule
 from adaptive_platform.progress import Unit
 from adaptive_platform.sync.local_sgd import LocalSgdConfig
@@ -119,6 +119,17 @@ def _sync_clashes(recipe: Recipe) -> Iterator[str]:
             f"{why}, so the noise that batch.kind = {recipe.batch.kind} reads is not measured; "
             "must be fixed or schedule, or sync.kind local_sgd with a later start."
         )
+    rule = recipe.lr_rule
+    if _rests_on_gain(rule) and not starts_later:
+        yield (
+            f"{why}, so the gain that lr_rule.kind = {rule.kind} with clock = {rule.clock} counts "
+            "by is not measured; use none, linear, sqrt or legw with lr_rule.clock = samples, or "
+            "sync.kind local_sgd with a later start."
+        )
+
+
+def _rests_on_gain(rule: LrRuleConfig) -> bool:
+    return rule.kind == "adascale" or rule.clock == "scale_invariant"
 
 
 def _sparse_clashes(recipe: Recipe) -> Iterator[str]:
@@ -131,11 +142,12 @@ def _sparse_clashes(recipe: Recipe) -> Iterator[str]:
             "anything travels; must be sgd or lars with momentum = 0, and reducer.sparse.momentum "
             "in its place."
         )
-    if {"noise", "layers"} & batch.needs or rule.kind == "adascale":
+    if {"noise", "layers"} & batch.needs or _rests_on_gain(rule):
         yield (
-            f"reducer.sparse: batch.kind = {batch.kind} and lr_rule.kind = {rule.kind} need "
-            "measured noise, which a sum with holes does not give; use batch.kind fixed or "
-            "schedule, and lr_rule.kind none, linear, sqrt or legw."
+            f"reducer.sparse: batch.kind = {batch.kind} and lr_rule.kind = {rule.kind} with clock "
+            f"= {rule.clock} need measured noise, which a sum with holes does not give; use "
+            "batch.kind fixed or schedule, and lr_rule.kind none, linear, sqrt or legw with clock "
+            "= samples."
         )
     for name, value in (("vr", recipe.vr), ("clip_norm", recipe.clip_norm), ("wire_dtype", wire)):
         if value is not None:

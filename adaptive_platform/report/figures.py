@@ -125,7 +125,8 @@ def panels(runs: Sequence[RunData]) -> list[Panel]:
             "efficiency", lambda run: column_line(run, "efficiency"), tickformat=".0%",
         ),
         _panel(
-            shown, "gsnr", "Gradient signal-to-noise ratio", "Median over layers.",
+            shown, "gsnr", "Gradient signal-to-noise ratio",
+            "Of a single example; median over layers, one per parameter tensor.",
             "GSNR, log scale", lambda run: column_line(run, "gsnr"),
             **log_axis([column(run.steps, "gsnr") for run in runs]),
         ),

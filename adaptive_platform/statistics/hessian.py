@@ -34,7 +34,8 @@ def hessian_vector_product(
     The first derivative is taken once and its graph is kept as long as the returned function, so
     all products belong to the same parameters and the same probe batch. Put the model in eval
     mode first: batch statistics would couple the samples. `.grad` is not touched. Parameters that
-    the loss does not use, or uses linearly, have zeros.
+    the loss does not use, or uses linearly, have zeros. Products come in the vector's type,
+    whatever that of the parameters.
 
     Args:
         loss: Computes the mean loss on the probe batch.
@@ -44,7 +45,9 @@ def hessian_vector_product(
     sizes = [parameter.numel() for parameter in parameters]
 
     def product(vector: torch.Tensor) -> torch.Tensor:
-        parts = [v.view_as(p) for v, p in zip(vector.split(sizes), parameters, strict=True)]
+        parts = [
+            v.view_as(p).to(p.dtype) for v, p in zip(vector.split(sizes), parameters, strict=True)
+        ]
         curved = [(g, part) for g, part in zip(first, parts, strict=True) if g.requires_grad]
         if not curved:
             return torch.zeros_like(vector)
@@ -55,7 +58,7 @@ def hessian_vector_product(
             retain_graph=True,
             materialize_grads=True,
         )
-        return torch.cat([part.reshape(-1) for part in second])
+        return torch.cat([part.reshape(-1).to(vector.dtype) for part in second])
 
     return product
 

@@ -72,7 +72,6 @@ class NoiseScaleEstimator:
         self._layers = LayerAverages()
         self._half_life = float(config.half_life_samples or 0)
         self._observations = 0
-        self._ignored = 0
         self._biased = False
         self._preconditioned = False
 
@@ -81,19 +80,13 @@ class NoiseScaleEstimator:
         """True once two or more micro-batches in a step gave averages without bias."""
         return self._observations > 0 and not self._biased
 
-    @property
-    def ignored(self) -> int:
-        """Observations not let in: non-finite, or too few micro-batches to tell noise."""
-        return self._ignored
-
     def due(self, step: int) -> bool:
         """True when optimizer step number `step`, counted from 0, is to be measured."""
         return step % self._every == 0
 
     def update(self, moments: StepMoments) -> None:
-        """Let one committed step in. A step that is no use is counted and changes nothing else."""
+        """Let one committed step in. A step that is no use changes nothing."""
         if not moments.usable:
-            self._ignored += 1
             return
         if self._biased:
             self._start_anew()
@@ -115,7 +108,6 @@ class NoiseScaleEstimator:
         the first `update` starts the averages anew.
         """
         if self.has_unbiased or not moments.usable:
-            self._ignored += 1
             return
         self._biased = True
         self._add(moments)
@@ -164,7 +156,6 @@ class NoiseScaleEstimator:
             **self._layers.state_dict(),
             "half_life_samples": self._half_life,
             "observations": self._observations,
-            "ignored": self._ignored,
             "biased": int(self._biased),
             "preconditioned": int(self._preconditioned),
         }
@@ -176,6 +167,5 @@ class NoiseScaleEstimator:
         if self._config.half_life_samples is None:
             self._half_life = float(state["half_life_samples"])
         self._observations = int(state["observations"])
-        self._ignored = int(state["ignored"])
         self._biased = bool(state["biased"])
         self._preconditioned = bool(state["preconditioned"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -57,9 +58,9 @@ class TrialRow:
     """Why it failed, in one sentence; else empty."""
 
     def score(self, metric: str) -> float | None:
-        """Its value of the sweep's metric."""
+        """Its value of the sweep's metric; None where it has none, or none that is finite."""
         value: float | None = getattr(self, metric)
-        return value
+        return value if value is not None and math.isfinite(value) else None
 
 
 def row_of(trial: Any, sweep_dir: str) -> TrialRow:

@@ -11,6 +11,7 @@ from adaptive_platform.data import MicroBatch
 from adaptive_platform.errors import UserError
 from adaptive_platform.gradients.loss import SampleLoss
 from adaptive_platform.gradients.precision import PrecisionConfig
+from adaptive_platform.models import in_eval_mode
 from adaptive_platform.statistics.adversarial import fgsm, num_adversarial
 
 __all__ = ["with_adversaries"]
@@ -49,9 +50,6 @@ def with_adversaries(
         with precision.autocast(inputs.device.type):
             return loss(model(inputs), targets).sum()
 
-    model.eval()
-    try:
+    with in_eval_mode(model):
         moved = fgsm(total, first)
-    finally:
-        model.train()
     return replace(batch, inputs=torch.cat([moved, batch.inputs[count:]]))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +12,12 @@ from adaptive_platform.collectives import Reducer
 from adaptive_platform.data import DataConfig, MicroBatch, Samples, evaluation_batches
 from adaptive_platform.errors import UserError
 from adaptive_platform.gradients.loss import SampleLoss
-from adaptive_platform.models import average_normalization
-from adaptive_platform.statistics.hessian import hessian_vector_product, power_iteration
+from adaptive_platform.models import average_normalization, in_eval_mode
+from adaptive_platform.statistics.hessian import (
+    VectorMap,
+    hessian_vector_product,
+    power_iteration,
+)
 from adaptive_platform.training.probe import chosen_samples, read_plainly
 
 __all__ = ["PROBE_SAMPLES", "Curvature"]
@@ -56,32 +59,41 @@ class Curvature:
         self._config = read_plainly(config)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
 
-    def top_eigenvalue(self) -> float:
+    def top_eigenvalue(self, largest: int | None = None) -> float:
         """By power iteration; all workers take part and get the same number.
+
+        Args:
+            largest: Most samples of a pass; None for the whole share at once, which is quicker.
 
         Raises:
             UserError: The model can't be differentiated twice.
         """
         average_normalization(self._model, self._reducer.all_reduce, weight=1.0)
         device = self._parameters[0].device
-        share = self._share(device)
+        share = self._share(device, min(largest or PROBE_SAMPLES, PROBE_SAMPLES))
         count = torch.tensor([float(sum(map(len, share)))], device=device)
         self._reducer.all_reduce(count)
         total = max(float(count), 1.0)
 
-        def loss() -> Tensor:
-            result = torch.zeros((), device=device)
+        def loss(part: MicroBatch) -> Tensor:
+            return self._loss(self._model(part.inputs), part.targets).sum() / total
+
+        def by_parts(vector: Tensor) -> Tensor:
+            """With the graph of a single part at a time, which is then made for each product."""
+            image = torch.zeros_like(vector)
             for part in share:
-                result = result + self._loss(self._model(part.inputs), part.targets).sum()
-            return result / total
+                image += hessian_vector_product(partial(loss, part), self._parameters)(vector)
+            return image
 
         numbers = sum(p.numel() for p in self._parameters)
         generator = torch.Generator().manual_seed(self._seed)
         start = torch.randn(numbers, generator=generator).to(device)
         # Of attention's kernels only this one can be differentiated twice.
-        with _in_eval_mode(self._model), sdpa_kernel(SDPBackend.MATH):
+        with in_eval_mode(self._model), sdpa_kernel(SDPBackend.MATH):
             try:
-                product = hessian_vector_product(loss, self._parameters) if share else _zeros
+                product: VectorMap = by_parts
+                if len(share) == 1:
+                    product = hessian_vector_product(partial(loss, share[0]), self._parameters)
                 # Each worker's product is a part of the mean over the probe: the sum is the whole.
                 found = power_iteration(product, start, all_reduce=self._reducer.all_reduce)
             except (RuntimeError, NotImplementedError) as error:
@@ -93,24 +105,9 @@ class Curvature:
                 ) from error
         return found.value
 
-    def _share(self, device: torch.device) -> list[MicroBatch]:
+    def _share(self, device: torch.device, largest: int) -> list[MicroBatch]:
         reducer = self._reducer
         batches = evaluation_batches(
-            self._probe, self._config, reducer.rank, reducer.world_size, PROBE_SAMPLES
+            self._probe, self._config, reducer.rank, reducer.world_size, largest
         )
         return [batch.on(device, self._memory_format) for batch in batches]
-
-
-def _zeros(vector: Tensor) -> Tensor:
-    """The product of a worker without a sample of the probe."""
-    return torch.zeros_like(vector)
-
-
-@contextmanager
-def _in_eval_mode(model: nn.Module) -> Iterator[None]:
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)

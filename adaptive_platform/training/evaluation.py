@@ -6,13 +6,20 @@ import time
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from adaptive_platform.collectives import Reducer
-from adaptive_platform.data import BrokenSample, DataConfig, Samples, evaluation_batches
+from adaptive_platform.data import (
+    BrokenSample,
+    DataConfig,
+    MicroBatch,
+    Samples,
+    evaluation_batches,
+)
 from adaptive_platform.errors import DataError, RunFailedError, UserError
 from adaptive_platform.gradients.loss import SampleLoss, correct_predictions
 from adaptive_platform.gradients.precision import PrecisionConfig
+from adaptive_platform.models import in_eval_mode
 from adaptive_platform.training.unison import raise_first
 
 __all__ = ["Score", "evaluate"]
@@ -64,34 +71,19 @@ def evaluate(
         UserError: `loss` gives no loss per sample, or data can't be read; on every worker alike.
     """
     started = time.perf_counter()
-    was_training = model.training
-    model.eval()
     # Loss, right predictions, predictions that can be right, samples, broken, failures; float64 so
     # that a count stays exact.
     sums = torch.zeros(6, dtype=torch.float64)
     batches = evaluation_batches(samples, config, reducer.rank, reducer.world_size, batch)
     failure: Exception | None = None
     try:
-        for microbatch in batches:
-            moved = microbatch.on(device, memory_format)
-            with precision.autocast(device.type):
-                outputs = model(moved.inputs)
-                losses = loss(outputs, moved.targets)
-            if losses.shape != (len(moved),):
-                raise UserError(
-                    f"loss: shape {tuple(losses.shape)} for {len(moved)} held-out samples; give "
-                    "one loss per sample, such as cross_entropy(..., reduction='none')."
+        with in_eval_mode(model):
+            for microbatch in batches:
+                sums[:4] += _sums_of(
+                    model, microbatch.on(device, memory_format), loss, precision, device
                 )
-            sums[0] += losses.sum().double().cpu()
-            correct = correct_predictions(outputs, moved.targets)
-            if correct is not None:
-                sums[1] += correct.double().cpu()
-                sums[2] += len(moved)
-            sums[3] += len(moved)
     except (UserError, RunFailedError) as error:
         failure = error  # The others wait for this worker's sums: all end together after them.
-    finally:
-        model.train(was_training)
     sums[4] = len(batches.broken)
     sums[5] = float(failure is not None)
     total = sums.to(device=device)
@@ -112,3 +104,25 @@ def evaluate(
         broken=batches.broken,
         seconds=time.perf_counter() - started,
     )
+
+
+def _sums_of(
+    model: nn.Module,
+    batch: MicroBatch,
+    loss: SampleLoss,
+    precision: PrecisionConfig,
+    device: torch.device,
+) -> Tensor:
+    """Loss, right predictions, predictions that can be right, and samples of one forward pass."""
+    with precision.autocast(device.type):
+        outputs = model(batch.inputs)
+        losses = loss(outputs, batch.targets)
+    if losses.shape != (len(batch),):
+        raise UserError(
+            f"loss: shape {tuple(losses.shape)} for {len(batch)} held-out samples; give "
+            "one loss per sample, such as cross_entropy(..., reduction='none')."
+        )
+    correct = correct_predictions(outputs, batch.targets)
+    scored = 0 if correct is None else len(batch)
+    right = 0.0 if correct is None else float(correct)
+    return torch.tensor([float(losses.sum()), right, scored, len(batch)], dtype=torch.float64)

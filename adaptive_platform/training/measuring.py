@@ -12,6 +12,7 @@ from adaptive_platform.gradients.buckets import GradientBuckets
 from adaptive_platform.optimizers import AdamPreconditioner
 from adaptive_platform.recipe import Recipe
 from adaptive_platform.statistics.throughput import StepTiming
+from adaptive_platform.training.copies import Copies
 from adaptive_platform.training.curvature import Curvature
 from adaptive_platform.training.forecast import Forecast, forecast
 from adaptive_platform.training.own_share import OwnShare
@@ -64,6 +65,7 @@ class Measuring:
         minimum: Smallest micro-batch of the model.
         share: Knows the largest micro-batch.
         curvature: Measures the Hessian, where that is needed.
+        copies: Know the weights that all agree on, at which it is measured.
         preconditioner: What noise is measured through; plain gradients where None.
     """
 
@@ -78,6 +80,7 @@ class Measuring:
         minimum: int,
         share: OwnShare,
         curvature: Curvature,
+        copies: Copies,
         preconditioner: AdamPreconditioner | None,
     ) -> None:
         self._state = state
@@ -85,6 +88,7 @@ class Measuring:
         self._minimum = minimum
         self._share = share
         self._curvature = curvature
+        self._copies = copies
         self._preconditioner = preconditioner
         self._tell = tell
         self._num_nodes = len(set(membership.node_of_rank or ("one",)))
@@ -173,7 +177,8 @@ class Measuring:
     def curvature(self) -> None:
         """Measure the Hessian where it is needed; called at the end of each epoch."""
         if "hessian" in self._needs:
-            self._state.hessian = self._curvature.top_eigenvalue()
+            with self._copies.agreed():
+                self._state.hessian = self._curvature.top_eigenvalue(self._share.largest_microbatch)
 
     def limits(self) -> Limits:
         """What bounds the next batch."""

@@ -65,17 +65,21 @@ class OwnShare:
             return self._taken(consumed, bound, self._at_least)
         pieces = self._equal_pieces(consumed, bound)
         share, fatal = self._taken(consumed, consumed, pieces)
+        return self._if_all_have(share, pieces), fatal
+
+    def _if_all_have(self, share: Share | None, pieces: int) -> Share | None:
+        """The share where every worker has so many micro-batches; else without any."""
         missing = float(share is None or len(share.microbatches) != pieces)
         short = torch.tensor([missing], device=self._reducer.device)
         self._reducer.all_reduce(short)
         if float(short) == 0.0:
-            return share, fatal
+            return share
         if share is not None:  # the step is left out by all
             ids = [microbatch.ids for microbatch in share.microbatches]
             share = replace(
                 share, microbatches=[], left_out=torch.cat([*ids, share.left_out.to(torch.int64)])
             )
-        return share, fatal
+        return share
 
     def _equal_pieces(self, consumed: int, bound: int) -> int:
         """Micro-batches of every worker: as few as keep the largest share's within the bound."""
@@ -107,19 +111,39 @@ class OwnShare:
         """
         if self._reducer.device.type == "cuda":
             torch.cuda.empty_cache()
-        largest = largest_of(
-            self._reducer.world_size,
-            self._state.progress.cursor,
-            consumed,
-            self.largest_microbatch or consumed,
-            minimum=self._minimum,
-            at_least=self._at_least,
-        )
+        bound = self.largest_microbatch or consumed
+        if self._together:
+            return self._smaller_together(share, consumed, self._equal_pieces(consumed, bound))
+        largest = self._largest(consumed, bound, self._at_least)
         limit = self._state.memory_limit = halved(largest, self._minimum)
         if share is None:
             return None
         cut = recut(share.microbatches, limit, self._minimum, self._at_least)
         return replace(share, microbatches=cut)
+
+    def _smaller_together(self, share: Share | None, consumed: int, pieces: int) -> Share | None:
+        """In more pieces, of which all have equally many again."""
+        largest = self._largest(consumed, consumed, pieces)
+        # The smallest share may be in as many pieces as it has room for; then so are all.
+        can_split = pieces < consumed // self._reducer.world_size // self._minimum
+        limit = halved(largest, self._minimum if can_split else largest)
+        self._state.memory_limit = limit
+        pieces = self._equal_pieces(consumed, limit)
+        if share is not None:
+            cut = recut(share.microbatches, consumed, self._minimum, pieces)
+            share = replace(share, microbatches=cut)
+        return self._if_all_have(share, pieces)
+
+    def _largest(self, consumed: int, bound: int, at_least: int) -> int:
+        """Samples of the largest micro-batch of any worker."""
+        return largest_of(
+            self._reducer.world_size,
+            self._state.progress.cursor,
+            consumed,
+            bound,
+            minimum=self._minimum,
+            at_least=at_least,
+        )
 
     def close(self) -> None:
         """End the decode processes."""

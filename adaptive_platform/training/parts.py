@@ -286,6 +286,7 @@ def assemble(
                 minimum=minimum,
                 share=share,
                 curvature=curvature,
+                copies=copies,
                 preconditioner=preconditioner,
             ),
             scoring=Scoring(
@@ -300,6 +301,7 @@ def assemble(
                 reducer=reducer,
                 tell=tell,
                 policy=policy,
+                share=share,
             ),
             persistence=persistence,
             copies=copies,

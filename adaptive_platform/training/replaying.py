@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from adaptive_platform.controllers import ControllerConfig, Limits
 from adaptive_platform.controllers.goodput import split_of
+from adaptive_platform.controllers.lr_rules import LrRuleConfig
 from adaptive_platform.controllers.replay import Recorded, Replay, replay
 from adaptive_platform.errors import UserError
 from adaptive_platform.recipe import Recipe, load_recipe, parse_overrides
@@ -104,14 +105,16 @@ def replay_run(
     base = recipe.lr_rule.base_batch or recipe.batch.global_batch
     estimator = _timings(steps)
     throughput = estimator.fit()
+    rule = recipe.lr_rule.chosen(for_betas=recipe.optimizer.keeps_squares)
     learned = float(steps["scale_invariant_step"].iloc[-1])
     replayed = replay(
         config,
-        _recorded(steps),
+        _recorded(steps, rule),
         learned=learned,
         base_batch=base,
         limits=limits,
         throughput=throughput,
+        advance=rule.advance,
     )
     if throughput is None:
         notes.append("no step has a time, so none is predicted")
@@ -241,12 +244,15 @@ def _missing(config: ControllerConfig, steps: pd.DataFrame, run: RunData) -> lis
     return notes
 
 
-def _recorded(steps: pd.DataFrame) -> list[Recorded]:
+def _recorded(steps: pd.DataFrame, rule: LrRuleConfig) -> list[Recorded]:
     """What was known after each step, and how much was learned before it."""
+    after = steps["scale_invariant_step"].tolist()
+    # The sum that the run had, and not a difference, whose last digit would move the noise by one.
+    first = after[0] - rule.advance(float(steps["gain"].iloc[0]))
     recorded = []
     observations = 0
     for before, noise, signal, gsnr, eigenvalue in zip(
-        (steps["scale_invariant_step"] - steps["gain"]).tolist(),
+        [first, *after[:-1]],
         *(
             _numbers(steps, name)
             for name in ("noise_trace", "signal_sqnorm", "gsnr", "hessian_top_eigenvalue")

@@ -20,6 +20,7 @@ from adaptive_platform.data import (
     MicroBatch,
 )
 from adaptive_platform.gradients.loss import SampleLoss
+from adaptive_platform.models import TrainingMode
 from adaptive_platform.optimizers import ListeningOptimizer
 from adaptive_platform.progress import Progress
 from adaptive_platform.recipe import Recipe
@@ -39,9 +40,6 @@ from adaptive_platform.training.stepping import Stepping
 
 __all__ = ["TrainingRun"]
 
-_MIB = 2**20
-
-_ALL_PARTS = 1_000
 _JOIN_SECONDS = 10.0
 """All have just said that they are there."""
 
@@ -58,7 +56,8 @@ class TrainingRun:
 
     Args:
         recipe: The configuration.
-        model: Any module, on its device.
+        model: Any module, on its device. It is put into training mode; where only some of its
+            modules come in evaluation mode, these are frozen and stay in it.
         source: Training and held-out samples.
         data_config: How `source` is read: transform, decode processes, broken samples.
         membership: The workers of this run.
@@ -96,6 +95,7 @@ class TrainingRun:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         refuse_unmet_needs(recipe, adversarial=makes_adversaries)
+        self._training_mode = TrainingMode(model)
         self.recipe = recipe
         self.model = model
         self.source = source
@@ -122,6 +122,7 @@ class TrainingRun:
             raise
 
     def _assemble(self, membership: Membership, join_seconds: float) -> Parts:
+        self._training_mode.apply()  # The smallest micro-batch depends on what is frozen.
         return assemble(
             self.recipe,
             self.model,
@@ -217,7 +218,7 @@ class TrainingRun:
         return self._following.length.fraction_done
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        self.model.train()
+        self._training_mode.apply()
         if self._joining:
             self._regroup(None)
         while True:
@@ -344,7 +345,6 @@ class TrainingRun:
             except CollectiveError as again:
                 failure = again
         self._joining = False
-        self.model.train()
         if self.is_first and not was_first:
             self.observer.lead(self._course.held.records, self.progress.step)
         elif was_first and not self.is_first:

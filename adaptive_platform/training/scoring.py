@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import torch
@@ -18,7 +19,8 @@ from adaptive_platform.models import (
 )
 from adaptive_platform.report.records import EvalRecord
 from adaptive_platform.training.evaluated import Ensemble, Evaluated
-from adaptive_platform.training.evaluation import evaluate
+from adaptive_platform.training.evaluation import Score, evaluate
+from adaptive_platform.training.own_share import OwnShare
 from adaptive_platform.training.probe import chosen_samples, read_plainly
 from adaptive_platform.training.state import RunState
 from adaptive_platform.training.telling import Teller
@@ -46,6 +48,7 @@ class Scoring:
         reducer: The workers.
         tell: Names samples that could not be read.
         policy: What batch normalization uses at evaluation.
+        share: Knows the most samples of a pass.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Scoring:
         reducer: Reducer,
         tell: Teller,
         policy: NormalizationPolicy,
+        share: OwnShare,
     ) -> None:
         self._model = model
         self._evaluated = evaluated
@@ -73,6 +77,7 @@ class Scoring:
         self._state = state
         self._reducer = reducer
         self._tell = tell
+        self._share = share
         self._recomputed_from = (
             chosen_samples(source.train, policy.recompute_samples or _RECOMPUTE_SAMPLES, state.seed)
             if policy.evaluation == "recomputed"
@@ -83,6 +88,11 @@ class Scoring:
     def has_samples(self) -> bool:
         """There is a held-out set."""
         return self._source.eval is not None
+
+    @property
+    def _batch(self) -> int:
+        """Samples of a pass: no more than training may take, alike on all workers."""
+        return min(_BATCH, self._share.largest_microbatch or _BATCH)
 
     def score(self) -> EvalRecord | None:
         """Score the held-out set, where there is one. All workers take part.
@@ -105,13 +115,13 @@ class Scoring:
             precision=self._precision,
             device=self._reducer.device,
             memory_format=self._memory_format,
-            batch=_BATCH,
+            batch=self._batch,
         )
         state = self._state
         state.accuracy, state.loss = score.accuracy, score.loss
-        best = state.best_accuracy
-        if score.accuracy is not None and (best is None or score.accuracy > best):
-            state.best_accuracy, state.best_step = score.accuracy, state.progress.step
+        if _beats(score, state):
+            state.best_accuracy, state.best_loss = score.accuracy, score.loss
+            state.best_step = state.progress.step
         if score.num_broken:
             self._tell.broken("held-out", everyones(self._reducer, score.broken))
         return EvalRecord(
@@ -140,10 +150,18 @@ class Scoring:
             return
         reducer, config = self._reducer, read_plainly(self._config)
         batches = evaluation_batches(
-            self._recomputed_from, config, reducer.rank, reducer.world_size, _BATCH
+            self._recomputed_from, config, reducer.rank, reducer.world_size, max(self._batch, 2)
         )
         moved = (each.on(reducer.device, self._memory_format) for each in batches)
         with self._precision.autocast(reducer.device.type):
             recompute_statistics(
                 model, (each.inputs for each in moved if len(each) > 1), reducer.all_reduce
             )
+
+
+def _beats(score: Score, state: RunState) -> bool:
+    """Better than the best so far: by accuracy, or by loss where there is no accuracy."""
+    if score.accuracy is not None:
+        return state.best_accuracy is None or score.accuracy > state.best_accuracy
+    best = math.inf if state.best_loss is None else state.best_loss
+    return score.loss < best

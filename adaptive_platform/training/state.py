@@ -50,6 +50,8 @@ class RunState:
     """Learning rate of the last committed step; 0 before the first."""
     skipped_in_a_row: int = 0
     best_accuracy: float | None = None
+    best_loss: float | None = None
+    """Of the evaluation at `best_step`; it is what counts where there is no accuracy."""
     best_step: int | None = None
     accuracy: float | None = None
     """Of the last evaluation."""
@@ -86,6 +88,7 @@ class RunState:
             "previous_lr": self.previous_lr,
             "skipped_in_a_row": self.skipped_in_a_row,
             "best_accuracy": self.best_accuracy,
+            "best_loss": self.best_loss,
             "best_step": self.best_step,
             "accuracy": self.accuracy,
             "loss": self.loss,
@@ -109,6 +112,7 @@ class RunState:
         self.previous_lr = float(state["previous_lr"])
         self.skipped_in_a_row = int(state["skipped_in_a_row"])
         self.best_accuracy = state["best_accuracy"]
+        self.best_loss = state.get("best_loss")  # not in checkpoints of earlier versions
         self.best_step = state["best_step"]
         self.accuracy = state["accuracy"]
         self.loss = state["loss"]

@@ -8,7 +8,6 @@ end of the last bucket, and every worker reads the same sums, so all vote alike.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ from adaptive_platform.gradients.buckets import GradientBuckets
 from adaptive_platform.gradients.buffers import SharedBuffers
 from adaptive_platform.optimizers import ListeningOptimizer
 from adaptive_platform.statistics import StepMoments
+from adaptive_platform.training.step_times import times_for
 
 __all__ = ["RIDER_SLOTS", "Measured", "Step"]
 
@@ -76,7 +76,8 @@ class Measured:
     durable_step: int
     """Records of earlier steps are durable."""
     paces: tuple[float, ...]
-    """Seconds per sample of each worker's own passes, by rank; 0 for one without samples."""
+    """Seconds per sample of each worker's own passes, by rank; 0 for one without samples.
+    On GPUs those of the step before, since the device tells them only now."""
     reduce_seconds: float
     """Time this worker waited for the reduction after its backward had ended."""
     statistics_seconds: float
@@ -121,6 +122,7 @@ class Step:
         # Second-order optimizers also follow forward and backward passes.
         self._listener = optimizer if isinstance(optimizer, ListeningOptimizer) else None
         self._in_hand = False
+        self._times = times_for(buckets.rider.device)
 
     def begin(
         self,
@@ -155,7 +157,7 @@ class Step:
         self._abandoned = False
         self._in_hand = True
         self._samples = 0
-        self._began = time.perf_counter()
+        self._times.begin()
         if self._listener is not None:
             self._listener.begin(global_batch, loss_scale)
         self._buffers.keep()
@@ -251,19 +253,20 @@ class Step:
         self._buffers.write_to(
             buckets.rider[RIDER_SLOTS : self._end_of_buffers], weight=float(self._samples)
         )
+        pace = self._times.passes_ended(self._samples)
         if self._samples and self._end_of_rider > self._end_of_buffers:
-            pace = (time.perf_counter() - self._began) / self._samples
             buckets.rider[self._end_of_buffers + self._rank] = pace
         buckets.layer_rider.copy_(self._layer_sums)
-        started = time.perf_counter()
         sqnorm = buckets.finish()
         both = torch.stack([sqnorm, buckets.summed_sqnorm])
         paces = buckets.rider[self._end_of_buffers : self._end_of_rider]
         parts = [buckets.used, paces, buckets.rider[:RIDER_SLOTS], both]
         if self._measure:
             parts += [buckets.layer_rider, buckets.summed_layer_sqnorms]
-        values = torch.cat(parts).tolist()
-        waited = time.perf_counter() - started
+        together = torch.cat(parts)
+        self._times.sums_ended()
+        values = together.tolist()
+        waited = self._times.waited()
         marks = buckets.used.numel()
         self._used, values = values[:marks], values[marks:]
         self._paces, values = values[: paces.numel()], values[paces.numel() :]
@@ -280,6 +283,7 @@ class Step:
             self._correction = self._own_factor
             grad_sqnorm = sums[_OWN_SQNORM] / max(sums[_PRESENT], 1.0)
         self._sqnorm = sqnorm * self._correction**2
+        self._clipping = 1.0
         of_microbatches, of_sum = layers[: len(layers) // 2], layers[len(layers) // 2 :]
         in_order = self._buckets.in_model_order
         return Measured(
@@ -335,9 +339,17 @@ class Step:
     def mean_squares_factor(self) -> float:
         """After `gather`: times the reduced squares gives `sum_i (b_i / B) g_i^2`.
 
-        g_i is the mean gradient of micro-batch i of b_i samples, B the trained samples.
+        g_i is the mean gradient of micro-batch i of b_i samples, B the trained samples; both are
+        clipped alike once the step clips.
         """
-        return self._correction / self._loss_scale
+        return self._correction / self._loss_scale * self._clipping**2
+
+    def _clip(self) -> float:
+        """Find the factor that clips the mean gradient, 1 where it is short enough."""
+        norm = math.sqrt(self._sqnorm)
+        if self._clip_norm is not None and norm > self._clip_norm:
+            self._clipping = self._clip_norm / norm
+        return self._clipping
 
     def commit(
         self, measured: Measured, *, reshape: Callable[[GradientBuckets], None] | None = None
@@ -348,17 +360,15 @@ class Step:
             measured: What `gather` returned.
             reshape: Changes the mean gradients in place, after clipping, before the optimizer.
         """
-        factor = self._correction
-        norm = math.sqrt(self._sqnorm)
-        if self._clip_norm is not None and norm > self._clip_norm:
-            factor *= self._clip_norm / norm
         if self._alone and not self._samples:
             # Nothing to learn from here in this step; the others go on.
             self._buffers.read_from(
                 self._buckets.rider[RIDER_SLOTS:], weight=float(measured.trained)
             )
             self._buckets.release()
+            self._in_hand = False
             return
+        factor = self._correction * self._clip()
         if not any(self._used):
             raise UserError(
                 "losses: no parameter of the model has a gradient, so nothing would be trained. "

@@ -214,7 +214,7 @@ class Stepping:
             cache_mib=share.cached_bytes / _MIB if share else 0.0,
             sample_ids=ids,
         )
-        if measured.counts:
+        if measured.counts and microbatches:  # Without samples a step is others' time.
             parts.measuring.speed(record.microbatch, record.accumulation, record.step_seconds)
         self._course.tail = Tail(
             before=before,

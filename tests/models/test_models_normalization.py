@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from adaptive_platform.models import (
     ModelConfig,
+    TrainingMode,
     average_normalization,
+    in_eval_mode,
     is_convolutional,
     normalization_buffers,
     smallest_microbatch,
@@ -137,3 +139,15 @@ def test_what_counts_as_a_convolution_net() -> None:
     assert is_convolutional(ModelConfig(name="resnet8_cifar").build(10, seed=0))
     patches, encoder = nn.Conv2d(3, 8, 16, 16), nn.TransformerEncoderLayer(8, 2)
     assert not is_convolutional(nn.Sequential(patches, nn.Flatten(2), encoder))
+
+
+def test_modes_come_back_module_by_module() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout())
+    model[1].eval()
+    mode = TrainingMode(model)
+    with in_eval_mode(model):
+        assert not any(module.training for module in model.modules())
+    assert [module.training for module in model.modules()] == [True, True, False, True]
+    model.eval()
+    mode.apply()
+    assert [module.training for module in model.modules()] == [True, True, False, True]

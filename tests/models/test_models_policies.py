@@ -172,11 +172,11 @@ def test_recomputed_statistics_are_those_of_all_samples() -> None:
     def member(exchange):
         model = nn.Sequential(new_norm(), nn.Dropout(0.9), new_norm())
         model[0].momentum = 0.3
-        model[2].eval()
+        model[1].eval()
         parts = [[inputs[:3], inputs[3:7]], [inputs[7:]], []][exchange.rank]
         recompute_statistics(model, parts, exchange.all_reduce)
         assert model[0].training
-        assert not model[2].training
+        assert not model[1].training
         assert model[0].momentum == 0.3
         return model
 

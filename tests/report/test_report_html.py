@@ -258,3 +258,13 @@ def test_decisions_are_marked_on_the_loss_at_its_height(tmp_path):
     heights = [height for height in curve if height is not None]
     assert min(heights) <= min(marks["y"]) <= max(marks["y"]) <= max(heights)
     assert all("→" in text for text in marks["text"])
+
+
+def test_the_caption_of_gsnr_says_what_is_recorded(runs: list[RunData]) -> None:
+    """As the live metric of that name does: the column is `LayerAverages.median_gsnr`."""
+    run = runs[0]
+    steps = run.steps.assign(gsnr=0.5)
+    run = RunData(path="x", steps=steps, events=run.events, evals=run.evals)
+    (shown,) = [panel for panel in panels([run]) if panel.name == "gsnr"]
+    assert "median over layers" in shown.note
+    assert "single example" in shown.note

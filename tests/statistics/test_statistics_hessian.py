@@ -26,6 +26,20 @@ def test_power_iteration_on_the_sheets_quadratic() -> None:
     assert x.grad is None
 
 
+def test_narrow_parameters_have_a_curvature_in_the_vectors_type() -> None:
+    """Also beside wide ones: norm layers often stay in float32."""
+    narrow = torch.tensor([0.5, -2.0], dtype=torch.bfloat16, requires_grad=True)
+    wide = torch.tensor([1.0], requires_grad=True)
+    product = hessian_vector_product(
+        lambda: 1.5 * narrow.square().sum().float() + 4.0 * wide.square().sum(), [narrow, wide]
+    )
+    assert product(torch.ones(3)).tolist() == [3.0, 3.0, 8.0]
+    found = power_iteration(product, start(3).float(), iterations=100, tolerance=1e-6)
+    assert found.value == pytest.approx(8.0, rel=1e-2)
+    alone = hessian_vector_product(lambda: 1.5 * narrow.square().sum(), [narrow])
+    assert power_iteration(alone, start(2).float()).value == pytest.approx(3.0, rel=1e-2)
+
+
 def test_power_iteration_finds_the_largest_magnitude_lanczos_both_ends() -> None:
     product = diagonal(-5.0, 3.0, 1.0, 0.0)
     assert power_iteration(

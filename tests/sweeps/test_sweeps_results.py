@@ -90,6 +90,24 @@ def test_the_best_trial_by_either_metric():
     assert best_of([*rows(), lucky], "accuracy") == best
 
 
+@pytest.mark.parametrize("metric", ["accuracy", "loss"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_score_that_is_not_finite_is_none(metric, value):
+    """Whatever its place: comparisons with NaN are all false, so the first row would win."""
+    best = best_of(rows(), metric)
+    diverged = replace(rows()[0], trial="diverged", **{metric: value})
+    assert best_of([diverged, *rows()], metric) == best
+    assert best_of([diverged], metric) is None
+
+
+def test_the_page_ranks_what_has_no_finite_score_with_the_unscored():
+    diverged = replace(rows()[0], trial="diverged", accuracy=float("nan"))
+    text = render_page(load_sweep("warmup-lars"), [diverged, *rows()], "")
+    assert "<b>00001</b>" in text
+    assert "<b>diverged</b>" not in text
+    assert text.index("00005") < text.index("diverged")
+
+
 def test_the_table_is_read_back_with_pandas(tmp_path):
     table = frame(rows(), "accuracy")
     assert table.trial.tolist()[0] == "00001"

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import Points, assert_same, recipe, train
 from torch import nn
+from torch.nn import functional as F
 
 from adaptive_platform.data import MicroBatch, dealt, microbatch_sizes
 from adaptive_platform.errors import RunFailedError
@@ -69,6 +70,42 @@ def test_the_run_is_that_of_the_smaller_microbatch(where, world_size):
     told = [e.text for e in cramped[0].watcher.events if e.kind == "memory"]
     assert all("the global batch stays" in text for text in told)
     assert len(told) == {1: 2, 2: 2, 3: 1}[world_size]
+
+
+class Narrow(nn.Module):
+    """Memory for `fits` samples in any pass, also one that scores or measures."""
+
+    def __init__(self, fits: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(6, 10), nn.BatchNorm1d(10), nn.Tanh(), nn.Linear(10, 3))
+        self.fits = fits
+
+    def forward(self, x):
+        if len(x) > self.fits:
+            raise torch.OutOfMemoryError("CUDA out of memory. (a test)")
+        return self.net(x)
+
+
+@pytest.mark.parametrize("words", [("microbatch=3",), ()], ids=["set", "found"])
+@pytest.mark.parametrize("evaluation", ["running_average", "recomputed"])
+def test_evaluations_and_curvature_keep_to_the_microbatch_of_training(words, evaluation):
+    """Found on the way from 9 by halving, 3 again; recomputed averages rest on such passes."""
+    batch = {"kind": "abs", "global_batch": 18}
+    model = {"normalization": {"kind": "local", "evaluation": evaluation}}
+    config = recipe("stop.epochs=1", *words, batch=batch, model=model)
+    held_out = Points(31, seed=1)
+    outcome = outcome_of(lambda: Narrow(3), config, eval_data=held_out)[0]
+    assert outcome.run.state.hessian
+    whole = Narrow(31)
+    whole.load_state_dict(outcome.weights)
+    (score,) = outcome.watcher.evaluations
+    scores = whole.eval()(held_out.inputs).detach()
+    assert score.samples == 31
+    assert score.accuracy == pytest.approx(
+        float((scores.argmax(1) == held_out.labels).float().mean())
+    )
+    assert score.loss == pytest.approx(float(F.cross_entropy(scores, held_out.labels)), rel=1e-5)
 
 
 def test_one_worker_alone_makes_all_of_them_halve():

@@ -15,6 +15,7 @@ from adaptive_platform.controllers import ControllerConfig, Need
 from adaptive_platform.data import PythonConfig, wrap_dataset
 from adaptive_platform.errors import UserError
 from adaptive_platform.settings import variants_of
+from adaptive_platform.statistics.hessian import hessian_vector_product, power_iteration
 from adaptive_platform.training.curvature import PROBE_SAMPLES
 from adaptive_platform.training.measuring import refuse_unmet_needs
 from adaptive_platform.training.run import TrainingRun
@@ -79,11 +80,12 @@ def exact_top_eigenvalue(model, data, ids):
     return float(max(values, key=abs))
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_the_eigenvalue_at_the_end_of_an_epoch_is_that_of_the_probe(world_size):
+@pytest.mark.parametrize(("world_size", "words"), [(1, ()), (3, ()), (3, ("microbatch=4",))])
+def test_the_eigenvalue_at_the_end_of_an_epoch_is_that_of_the_probe(world_size, words):
+    """Also in passes no larger than those of training."""
     data = Points(40)
     outcomes = train(
-        recipe("stop.epochs=2", batch={"kind": "abs", "global_batch": 10}),
+        recipe("stop.epochs=2", *words, batch={"kind": "abs", "global_batch": 10}),
         world_size=world_size,
         data=data,
     )
@@ -97,6 +99,27 @@ def test_the_eigenvalue_at_the_end_of_an_epoch_is_that_of_the_probe(world_size):
     assert measured[:3] == [None] * 3
     assert measured[3:7] == [considered[0]["hessian_top_eigenvalue"]] * 4
     assert measured[7] == considered[1]["hessian_top_eigenvalue"]
+
+
+def test_where_copies_differ_the_eigenvalue_is_that_of_the_agreed_weights():
+    """The run ends with the epoch, so what it leaves is what was measured."""
+    data = Points(40)
+    config = recipe(
+        "stop.epochs=1", "optimizer.lr=1.0", sync={"kind": "local_sgd", "period": 100},
+        batch={"kind": "abs", "global_batch": 10},
+    )  # fmt: skip
+    outcomes = train(config, world_size=3, data=data)
+    model = outcomes[0].run.model
+    product = hessian_vector_product(
+        lambda: F.cross_entropy(model(data.inputs), data.labels), list(model.parameters())
+    )
+    size = sum(p.numel() for p in model.parameters())
+    start = torch.randn(size, generator=torch.Generator().manual_seed(config.seed))
+    for outcome in outcomes:
+        assert_same(outcome.weights, outcomes[0].weights, 0.0)
+        assert outcome.run.state.hessian == pytest.approx(
+            power_iteration(product, start).value, rel=1e-3
+        )
 
 
 def test_measuring_curvature_leaves_the_model_in_training_mode():
@@ -158,6 +181,16 @@ def test_the_throughput_model_is_rank_0s_and_the_same_everywhere():
     weighed = [json.loads(d.inputs) for d in outcomes[0].watcher.decisions]
     assert any("throughput_fit_error" in w for w in weighed)
     assert {r.global_batch for r in outcomes[0].watcher.steps} != {8}
+
+
+def test_a_step_without_own_samples_says_nothing_about_speed():
+    """The left-over sample of each epoch goes to one worker; the others would time a wait."""
+    outcomes = train(recipe("stop.epochs=3"), world_size=3, data=Points(9))
+    assert any(not share for record in outcomes[0].watcher.steps for share in record.sample_ids)
+    for outcome in outcomes:
+        timings = outcome.run.state.speed.state_dict()["timings"]["seen"]
+        assert timings
+        assert all(microbatch > 0 for _, _, microbatch, *_ in timings)
 
 
 def test_adversaries_take_the_share_that_the_controller_asks_for():

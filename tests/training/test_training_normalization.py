@@ -10,7 +10,7 @@ from runs import Points, assert_same, recipe, train
 from torch import nn
 from torch.nn import functional as F
 
-from adaptive_platform.errors import UserError
+from adaptive_platform.errors import RunFailedError, UserError
 from adaptive_platform.models import LocalNorm, NormalizationPolicy
 from adaptive_platform.settings import variants_of
 
@@ -175,6 +175,41 @@ def test_a_step_for_which_a_member_lacks_samples_is_left_out_by_all() -> None:
     assert outcomes[0].run.progress.skipped_steps == 1
     assert len(outcomes[0].watcher.steps) == len(plain.watcher.steps)
     assert_same(outcomes[0].weights, outcomes[1].weights, 0.0)
+
+
+class Cramped(nn.Module):
+    """Memory runs out in the first passes, before the workers talk to each other."""
+
+    def __init__(self, passes: int) -> None:
+        super().__init__()
+        self.net = normed_net()
+        self.passes = passes
+
+    def forward(self, x):
+        self.passes -= self.training
+        if self.training and self.passes >= 0:
+            raise torch.OutOfMemoryError("CUDA out of memory. (a test)")
+        return self.net(x)
+
+
+def test_a_group_whose_memory_runs_out_goes_on_in_equally_many_passes() -> None:
+    """Shares of 3 and 2 samples, in passes of at most 2: two for both workers."""
+    words = ("batch.global_batch=5", "stop.epochs=1")
+    config = recipe(*words, **policy("group"))
+    cramped = train(config, world_size=2, model=lambda: Cramped(1))
+    small = recipe(*words, "microbatch=2", **policy("group"))
+    ample = train(small, world_size=2, model=lambda: Cramped(0))
+    assert cramped[0].run.state.memory_limit == 2
+    assert cramped[0].ids == ample[0].ids
+    for one, other in zip(cramped, ample, strict=True):
+        assert_same(one.weights, other.weights, 0.0)
+
+
+def test_a_group_that_can_not_be_cut_further_says_so() -> None:
+    """The share of 2 samples is in two passes, so that of 3 keeps one of 2 samples."""
+    config = recipe("batch.global_batch=5", **policy("group"))
+    with pytest.raises(RunFailedError, match="even 2 samples do not fit"):
+        train(config, world_size=2, model=lambda: Cramped(99))
 
 
 def test_statistics_of_a_group_are_not_recomputed() -> None:

@@ -19,14 +19,11 @@ NOISE = {
 }
 
 
-def recorded(tmp_path, *overrides, batch=NOISE, **content):
-    config = recipe(
-        "stop.epochs=2",
-        *overrides,
-        batch=batch,
-        lr_rule={"kind": "adascale", "clock": "samples"},
-        **content,
-    )
+ADASCALE = {"kind": "adascale", "clock": "samples"}
+
+
+def recorded(tmp_path, *overrides, batch=NOISE, rule=ADASCALE, **content):
+    config = recipe("stop.epochs=2", *overrides, batch=batch, lr_rule=rule, **content)
     outcome = train(
         config, world_size=2, data=Points(200), seconds_of=lambda b: 0.5 + 0.01 * b
     )[0]  # fmt: skip
@@ -51,6 +48,24 @@ def test_the_runs_own_controller_comes_out_as_it_was(tmp_path):
     assert len(told) == len(changes)
     assert f"batch 8 -> {changes[0].new_batch} (noise scale" in told[0]
     assert f"step {changes[0].step}, " in told[0]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        ADASCALE | {"max_factor": 1.2},
+        ADASCALE | {"max_factor": 1.1, "exponent": 0.5},
+        {"kind": "linear", "max_factor": 1.2},
+    ],
+)
+def test_a_capped_rule_counts_in_the_replay_as_in_the_run(tmp_path, rule):
+    run_dir, outcome = recorded(tmp_path, rule=rule)
+    steps = outcome.watcher.steps
+    assert max(record.gain for record in steps) > 1.25
+    found = replay_run(run_dir, "noise_scale")
+    assert list(found.replayed.batches) == [record.global_batch for record in steps]
+    before = [0.0, *(record.scale_invariant_step for record in steps[:-1])]
+    assert list(found.replayed.learned) == pytest.approx(before)
 
 
 def test_steps_samples_and_time_of_another(tmp_path):

@@ -292,6 +292,27 @@ def test_the_best_is_saved_when_it_is_scored(tmp_path):
     assert outcome.run.state.best_step in saved
 
 
+class Mixtures(Points):
+    """Targets are probabilities, of which no prediction is right or wrong."""
+
+    def __getitem__(self, index):
+        return self.inputs[index], self.inputs[index, :3].softmax(0)
+
+
+def test_without_an_accuracy_the_lowest_loss_is_the_best(tmp_path):
+    """The rate is far too high from the start, so that later losses are worse."""
+    config = recipe(
+        "checkpoint.every=1000 steps", "stop.epochs=4", "checkpoint.keep_last=1", "optimizer.lr=30"
+    )
+    outcome = train(config, data=Mixtures(40), eval_data=Mixtures(20, seed=1), run_dir=tmp_path)[0]
+    scores = outcome.watcher.evaluations
+    assert {score.accuracy for score in scores} == {None}
+    best = min(scores, key=lambda score: score.loss)
+    assert best is not scores[-1]
+    assert outcome.run.state.best_step == best.step
+    assert best.step in [saved.step for saved in CheckpointStore(str(tmp_path)).saved()]
+
+
 def test_records_are_durable_before_the_checkpoint_that_stands_on_them(tmp_path, monkeypatch):
     """A run killed right after a checkpoint does not make the steps behind it again."""
     order = []

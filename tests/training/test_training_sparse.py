@@ -154,6 +154,7 @@ def test_what_waits_is_dealt_out_to_the_workers_of_today(workers_then: int) -> N
         (["optimizer.momentum=0.9"], r"reducer\.sparse\.momentum"),
         (["optimizer.kind=adamw", "optimizer.lr=0.001"], "must be sgd or lars"),
         (["lr_rule.kind=adascale"], "measured noise"),
+        (["lr_rule={kind: linear, clock: scale_invariant}"], "measured noise"),
         (["batch.kind=noise_scale"], "measured noise"),
         (["clip_norm=1.0"], "clip_norm"),
         (["vr.gamma=0.1"], "vr: does not go together"),

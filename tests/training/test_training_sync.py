@@ -136,11 +136,24 @@ def _once(loss):
         ({"optimizer": {"kind": "sp_ngd", "lr": 0.1}}, "optimizer.kind = sp_ngd"),
         ({"vr": {}}, "so vr has no variance"),
         ({"batch": {"kind": "noise_scale", "global_batch": 8}}, "batch.kind = noise_scale"),
+        ({"lr_rule": {"kind": "adascale"}}, "lr_rule.kind = adascale with clock = scale_invariant"),
+        ({"lr_rule": {"kind": "adascale", "clock": "samples"}}, "lr_rule.kind = adascale"),
+        (
+            {"lr_rule": {"kind": "linear", "clock": "scale_invariant"}},
+            "gain that lr_rule.kind = linear with clock = scale_invariant.*clock = samples",
+        ),
     ],
 )
-def test_what_does_not_go_with_it_is_refused(change, told):
+@pytest.mark.parametrize("kind", ["gossip", "easgd", "local_sgd"])
+def test_what_does_not_go_with_it_is_refused(change, told, kind):
     with pytest.raises(UserError, match=told):
-        recipe(sync={"kind": "gossip"}, **change)
+        recipe(sync={"kind": kind}, **change)
+
+
+@pytest.mark.parametrize("rule", [{"kind": "adascale"}, {"kind": "sqrt"}])
+def test_a_gain_may_be_measured_before_the_local_phase(rule):
+    clock = {"clock": "scale_invariant"}
+    recipe(sync={"kind": "local_sgd", "start": "2 epochs"}, lr_rule=rule | clock)
 
 
 def test_noise_may_be_measured_before_the_local_phase():
@@ -169,3 +182,20 @@ def test_hierarchical_averages_stay_on_the_node_until_the_last_round():
 
 def _equal(left, right):
     return all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_a_worker_without_samples_has_done_with_its_step():
+    """What the others' samples moved stays, whatever happens before the next step."""
+
+    def net():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 3))
+
+    config = recipe("stop.steps=2", "batch.global_batch=4", sync={"kind": "local_sgd"})
+    outcomes = train(config, world_size=2, data=Points(6), model=net)
+    counts = [len(ids) for ids in outcomes[0].watcher.steps[1].sample_ids]
+    assert sorted(counts) == [0, 2]
+    idle = outcomes[counts.index(0)]
+    idle.run._parts.step.give_up()
+    now = idle.run.model.state_dict()["0.running_mean"]
+    torch.testing.assert_close(now, idle.weights["0.running_mean"])

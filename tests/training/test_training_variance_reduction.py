@@ -172,3 +172,17 @@ def test_the_loss_scale_of_float16_cancels():
     other = train(halves, world_size=2)[0]
     assert other.run.state.loss_scale.value == 65536.0
     assert_same(other.weights, scaled.weights, 5e-3)
+
+
+def test_clipping_changes_the_length_of_a_step_and_not_the_ratios():
+    """Mean and squares are clipped alike, so each element keeps its share."""
+
+    def moved(*words: str) -> torch.Tensor:
+        config = recipe("stop.steps=1", "microbatch=2", "optimizer.momentum=0", *words, vr={})
+        after = train(config, world_size=2)[0].weights
+        before = linear_net().state_dict()
+        return torch.cat([(after[name] - before[name]).flatten() for name in after])
+
+    plain, clipped = moved(), moved("clip_norm=0.05")
+    assert float(clipped.norm()) < 0.5 * float(plain.norm())
+    torch.testing.assert_close(clipped / clipped.norm(), plain / plain.norm(), rtol=1e-3, atol=1e-5)
