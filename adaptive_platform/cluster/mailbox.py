@@ -36,7 +36,7 @@ class Mailbox:
     Args:
         labels: Of the run's metrics; none are exported where None.
         max_workers: Most workers of the run.
-        max_losses: Workers that may be lost without a committed step in between.
+        max_losses: Losses without a committed step in between that are borne; see `Roster`.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ def open_mailbox(
     Args:
         labels: Of the run's metrics, as in `report.metrics.LABELS`; none are exported where None.
         max_workers: Most workers of the run.
-        max_losses: Workers that may be lost without a committed step in between.
+        max_losses: Losses without a committed step in between that are borne; see `Roster`.
     """
     here = ray.get_runtime_context().get_node_id()
     strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)
