@@ -98,7 +98,8 @@ class CheckpointStore:
             OSError: The storage failed; nothing was published and older checkpoints are intact.
         """
         began = time.perf_counter()
-        again = len([name for name in self._names() if name[0] == step])
+        # Above the newest, and not how many there are: older ones of this step may be deleted.
+        again = max((again + 1 for at, again, _ in self._names() if at == step), default=0)
         folder = join(self._root, f"step-{step:08d}" + (f".{again}" if again else ""))
         self._fs.create_dir(folder, recursive=True)
         try:

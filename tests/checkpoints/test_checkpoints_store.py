@@ -149,6 +149,26 @@ def test_saving_a_step_again(tmp_path):
     assert os.listdir(tmp_path / "checkpoints") == ["step-00000005.1"]
 
 
+@pytest.mark.parametrize("keep_last", [1, 2])
+def test_each_save_of_a_step_has_a_folder_of_its_own(tmp_path, keep_last, monkeypatch):
+    store = CheckpointStore(str(tmp_path))
+    for value in range(6):
+        published = {saved.path for saved in store.saved()}
+        saved = store.save(state(value), 5)
+        assert saved.path not in published
+        store.prune(keep_last, keep_step=None, newest=saved)
+        assert newest(store)[1]["run"]["step"] == value
+
+    def full(content, sink):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="No space left"):
+        store.save(state(6), 5)
+    assert newest(store)[1]["run"]["step"] == 5
+    assert len(store.saved()) == keep_last
+
+
 def test_saves_where_folders_cannot_be_moved(tmp_path):
     """As on s3: the manifest commits, no folder is renamed."""
     store = CheckpointStore(str(tmp_path))

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
-from runs import Points, assert_same, linear_net, recipe, train
+from runs import Points, assert_same, linear_net, recipe, sample_loss, train
 from torch import nn
 
 from adaptive_platform.checkpoints.store import CheckpointStore
@@ -328,3 +328,22 @@ def test_records_are_durable_before_the_checkpoint_that_stands_on_them(tmp_path,
     assert [step for _, step in order] == [5, 10]
     assert len(outcome.watcher.kept) == 2
     assert all(kept >= step for kept, (_, step) in zip(outcome.watcher.kept, order, strict=True))
+
+
+def test_steps_that_are_skipped_after_the_best_score_save_it_no_more(tmp_path, monkeypatch):
+    saves = []
+    save = CheckpointStore.save
+
+    def counted(self, state, step):
+        saves.append((step, state["run"]["skipped_in_a_row"]))
+        return save(self, state, step)
+
+    def loss(run, outputs, targets):
+        bad = run.progress.step == 5 and run.progress.skipped_steps < 3
+        return sample_loss(outputs, targets) * (torch.inf if bad else 1.0)
+
+    monkeypatch.setattr(CheckpointStore, "save", counted)
+    config = recipe("stop.epochs=2", "checkpoint.every=100 steps")
+    (outcome,) = train(config, eval_data=Points(9), run_dir=tmp_path, loss=loss)
+    assert [r.step for r in outcome.watcher.steps] == [1, 2, 3, 4, 5, 6, 6, 6, 6, 7]
+    assert saves == [(5, 0), (7, 0)]
