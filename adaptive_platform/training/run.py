@@ -331,6 +331,9 @@ class TrainingRun:
         while True:
             self._parts.step.give_up()
             self._parts.resources.close()
+            if failure is None and was_first:
+                # Another one may be the first next: nothing may be on its way to the storage then.
+                self.observer.keep()
             after = self._regrouping.next(failure)
             if after is None:
                 self.left = True
