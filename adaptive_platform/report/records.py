@@ -183,7 +183,7 @@ class RunResult:
     decisions: int = 0
     """Decisions that changed the batch."""
     initial_batch: int | None = None
-    """Global batch of the first step."""
+    """Global batch that the run began with, in its first attempt."""
     final_batch: int | None = None
     """Global batch in force at the end, a short last step of an epoch aside."""
     workers: int | None = None

@@ -195,7 +195,8 @@ class _Run:
         for kind, fields, fraction in messages:
             if kind == "step":
                 self._newest = fields
-                self._batch = self._batch or fields["global_batch"]
+            elif kind == "batch":
+                self._batch = fields["now"]
             elif kind == "decision":
                 self._batch = fields["new_batch"]
             elif kind == "evaluation":

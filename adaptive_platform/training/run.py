@@ -166,7 +166,7 @@ class TrainingRun:
                 parts.tell.event("warning", f"batch goes on at {allowed[0]}: {allowed[1]}")
         else:
             start = self.recipe.batch.start(parts.measuring.limits())
-            state.global_batch = start.global_batch
+            state.global_batch = state.initial_batch = start.global_batch
             if start.changed:
                 parts.tell.event("warning", start.reason)
 

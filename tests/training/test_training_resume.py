@@ -49,6 +49,15 @@ def test_same_workers_give_the_same_run(tmp_path, stop_after, world_size):
     assert_same(second.weights, whole.weights, 0.0)
 
 
+def test_a_resumed_run_knows_what_batch_it_began_with(tmp_path):
+    data = Points(50)
+    config = recipe("stop.epochs=3", **NOISY)
+    first = train(config, data=data, run_dir=tmp_path, stop_after=9)[0]
+    assert first.run.state.global_batch > 8
+    second = train(config, world_size=2, data=data, run_dir=tmp_path, must_resume=True)
+    assert [outcome.run.state.initial_batch for outcome in second] == [8, 8]
+
+
 @pytest.mark.parametrize("workers_then", [1, 3])
 def test_resize_in_mid_epoch_uses_the_rest_once(tmp_path, workers_then):
     """F08: stop two workers after 40 of 100 samples, go on with one or three."""
