@@ -1,4 +1,4 @@
-"""Records on their way to a slow storage while another worker becomes the one that writes them."""
+"""Records of a run whose first worker leaves or is killed: each step has its row, once."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import threading
 from pathlib import Path
 
 import pandas as pd
-from living import Scene, live
-from runs import recipe
+import torch
+from living import KilledError, Scene, live
+from runs import Points, recipe
 
 from adaptive_platform.cluster.recorder import Recorder
 from adaptive_platform.report.journal import Journal
@@ -68,3 +69,42 @@ def test_a_first_worker_that_leaves_does_not_write_over_the_next_ones_records(tm
     for name in "ab":
         recorders[name].close()
     assert list(pd.read_parquet(Path(tmp_path, "steps"))["step"]) == list(range(1, 11))
+
+
+def test_a_run_killed_after_a_skipped_step_has_each_row_once(tmp_path):
+    """The skipped step lies before the checkpoint, so that nobody makes its row again."""
+    data = Points(40)
+    data.inputs[7] = torch.nan
+    config = recipe("stop.epochs=2", "checkpoint.every=0.2 epochs")
+    for killed in (True, False):
+        recorder = Recorder(None, 60.0)
+
+        def begin(scene: Scene, recorder: Recorder = recorder) -> None:
+            run = scene.run
+            journal = Journal(
+                tmp_path,
+                resume_step=run.progress.step,
+                skipped=run.state.skipped_in_a_row,
+                epoch=run.progress.epoch,
+            )
+            recorder.open(journal)
+
+        def trouble(scene: Scene, killed: bool = killed) -> None:
+            if killed and scene.run.progress.skipped_steps:
+                raise KilledError
+
+        lives = live(
+            config,
+            1,
+            trouble,
+            data=data,
+            run_dir=tmp_path,
+            begin=begin,
+            observer=lambda name, recorder=recorder: recorder,
+        )
+        recorder.close()
+    rows = pd.read_parquet(tmp_path / "steps")
+    assert rows["skipped"].sum() == lives["a"].run.progress.skipped_steps == 2
+    for epoch in (0, 1):
+        taken = rows["sample_ids"][rows["epoch"] == epoch]
+        assert sorted(i for row in taken for share in row for i in share) == list(range(40))
