@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,24 @@ def test_tool_finds_nothing(words):
         [str(TOOLS / words[0]), *words[1:]], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_modules_offer_only_what_they_define():
+    """Whoever needs something imports it from where it is; packages' doors are the exception."""
+    found = {}
+    for path in (ROOT / "adaptive_platform").rglob("*.py"):
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+        imports = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        imported = {alias.asname or alias.name for node in imports for alias in node.names}
+        offered = {
+            name
+            for node in body
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+            for name in ast.literal_eval(node.value)
+        }
+        if path.name != "__init__.py" and offered & imported:
+            found[str(path.relative_to(ROOT))] = sorted(offered & imported)
+    assert found == {}
 
 
 def test_importing_the_package_costs_no_heavy_import():

@@ -30,7 +30,13 @@ from adaptive_platform.progress import Duration, Unit
 from adaptive_platform.settings import Settings
 from adaptive_platform.storage import exists, join, open_location, read_bytes, write_bytes
 
-__all__ = ["CheckpointConfig", "CheckpointStore", "SavedCheckpoint", "read_state"]
+__all__ = [
+    "CheckpointConfig",
+    "CheckpointStore",
+    "DamagedCheckpointError",
+    "SavedCheckpoint",
+    "read_state",
+]
 
 _NAME = re.compile(r"^step-(\d+)(?:\.(\d+))?$")
 _STATE = "state.pt"
@@ -58,6 +64,10 @@ class SavedCheckpoint:
     again: int
     """0 for the first one saved at this step."""
     path: str
+
+
+class DamagedCheckpointError(CheckpointError):
+    """Its content is not what was written."""
 
 
 class CheckpointStore:
@@ -88,7 +98,8 @@ class CheckpointStore:
             OSError: The storage failed; nothing was published and older checkpoints are intact.
         """
         began = time.perf_counter()
-        again = len([name for name in self._names() if name[0] == step])
+        # Above the newest, and not how many there are: older ones of this step may be deleted.
+        again = max((again + 1 for at, again, _ in self._names() if at == step), default=0)
         folder = join(self._root, f"step-{step:08d}" + (f".{again}" if again else ""))
         self._fs.create_dir(folder, recursive=True)
         try:
@@ -122,7 +133,9 @@ class CheckpointStore:
         )
 
     def load_newest(self) -> tuple[SavedCheckpoint, bytes, list[str]] | None:
-        """The newest checkpoint whose checksums hold; damaged newer ones are removed.
+        """The newest checkpoint that can be read; damaged newer ones are removed.
+
+        Those that can't be read now, or not by this version, may be good and stay where they are.
 
         Returns:
             The checkpoint, its verified content for `read_state`, and one message per newer one
@@ -132,15 +145,19 @@ class CheckpointStore:
             CheckpointError: There are checkpoints, but none of them is valid.
         """
         reasons: list[str] = []
+        damaged: list[SavedCheckpoint] = []
         for saved in reversed(self.saved()):
             try:
                 content = self.read(saved)
-            except CheckpointError as error:
-                reasons.append(str(error))
+            except DamagedCheckpointError as error:
+                reasons.append(f"{error} It is removed.")
+                damaged.append(saved)
                 continue
-            for damaged in self.saved():
-                if damaged > saved:  # or `prune` would keep it in place of a good one
-                    self._delete_quietly(damaged.path)
+            except CheckpointError as error:
+                reasons.append(f"{error} It is left where it is.")
+                continue
+            for newer in damaged:  # Only now: a good one might be all there is.
+                self._delete_quietly(newer.path)
             return saved, content, [f"{reason} Going back to an older one." for reason in reasons]
         if reasons:
             raise CheckpointError("resume: no checkpoint is usable.\n" + "\n".join(reasons))
@@ -150,33 +167,50 @@ class CheckpointStore:
         """The content of one checkpoint, verified against its checksum.
 
         Raises:
-            CheckpointError: A file is missing, cut short or altered, or of an unknown format.
+            DamagedCheckpointError: A file is missing, cut short or altered.
+            CheckpointError: The storage refused, or the format is of another version.
         """
         try:
-            manifest = json.loads(read_bytes(self._fs, join(saved.path, _MANIFEST)) or b"")
+            manifest_data = read_bytes(self._fs, join(saved.path, _MANIFEST))
+            data = read_bytes(self._fs, join(saved.path, _STATE))
+        except (OSError, ValueError) as error:  # pyarrow's own complaints are among them
+            raise CheckpointError(f"checkpoint {saved.path}: can't be read ({error}).") from error
+        try:
+            manifest = json.loads(manifest_data or b"")
             known = manifest["format"] == _FORMAT
             sha256, size = "", 0
             if known:
                 sha256 = manifest["files"][_STATE]["sha256"]
                 size = manifest["files"][_STATE]["bytes"]
-            data = read_bytes(self._fs, join(saved.path, _STATE))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"checkpoint {saved.path}: can't be read ({error}).") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise DamagedCheckpointError(
+                f"checkpoint {saved.path}: {_MANIFEST} can't be understood ({error})."
+            ) from error
         if not known:
             raise CheckpointError(
                 f"checkpoint {saved.path}: format {manifest['format']}; this version reads "
                 f"{_FORMAT}."
             )
         if data is None or hashlib.sha256(data).hexdigest() != sha256:
-            raise CheckpointError(
+            raise DamagedCheckpointError(
                 f"checkpoint {saved.path}: {_STATE} differs from its checksum "
                 f"({len(data or b'')} of {size} bytes)."
             )
         return data
 
-    def prune(self, keep_last: int, keep_step: int | None) -> None:
-        """Delete checkpoints beyond the newest `keep_last`, except those of `keep_step`."""
-        for saved in self.saved()[:-keep_last]:
+    def prune(
+        self, keep_last: int, keep_step: int | None, *, newest: SavedCheckpoint | None = None
+    ) -> None:
+        """Delete checkpoints beyond the newest `keep_last`, except those of `keep_step`.
+
+        Args:
+            keep_last: How many.
+            keep_step: None for none.
+            newest: What was saved last. Those of later steps could not be read when the run went
+                back behind them: they don't count, and stay. None: there are none.
+        """
+        own = [saved for saved in self.saved() if newest is None or saved <= newest]
+        for saved in own[:-keep_last]:
             if saved.step != keep_step:
                 self._delete_quietly(saved.path)
 

@@ -6,12 +6,12 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from pyarrow.fs import FileSelector
+from pyarrow.fs import FileSelector, FileType
 from pydantic import ValidationError
 
 from adaptive_platform.errors import UserError
@@ -20,7 +20,9 @@ from adaptive_platform.report.run_data import RECIPE_NAME
 from adaptive_platform.settings import user_error
 from adaptive_platform.storage import exists, is_local, join, open_location, read_bytes, write_bytes
 
-__all__ = ["RunDirectory", "recipe_of_run"]
+__all__ = ["RunDirectory", "discard", "recipe_of_run"]
+
+_LOCK_NAME = ".lock"
 
 
 @dataclass(slots=True)
@@ -38,11 +40,15 @@ class RunDirectory:
     _kept: bool = field(default=False, init=False)
 
     @classmethod
-    def prepare(cls, recipe: Recipe) -> RunDirectory:
-        """Make or check the directory that `recipe` asks for, and write `recipe.yaml` into it.
+    @contextmanager
+    def taken(cls, recipe: Recipe) -> Iterator[RunDirectory]:
+        """Make or check the directory that `recipe` asks for, and hold it with `recipe.yaml` in it.
+
+        Things are left as they were when the run never came to its first step.
 
         Raises:
-            UserError: It can't be written, holds another run, or there is nothing to resume.
+            UserError: It can't be written, holds another run, there is nothing to resume, or
+                another process of this machine is at work in it, whose files are left alone.
         """
         resuming = recipe.resume is not None
         path = _absolute(recipe.resume or recipe.out or _default(recipe.name))
@@ -55,69 +61,72 @@ class RunDirectory:
         system, root = _open("resume" if resuming else "out", path)
         if Path(root) == Path("/"):
             raise UserError(f"out = {path}: name a folder below it.")
+        _check(system, root, recipe)
         try:
-            known = read_bytes(system, join(root, RECIPE_NAME)) is not None
-        except OSError as error:
-            raise _unwritable(path, error) from None
-        if resuming and not known:
-            raise UserError(
-                f"resume = {recipe.resume}: this is no run directory (no {RECIPE_NAME} in it). "
-                "Name the directory that the run printed."
-            )
-        if known and not resuming:
-            raise UserError(
-                f"out = {path}: it already holds a run. Continue that one with resume={path}, or "
-                "choose another directory."
-            )
-        if not resuming and exists(system, root) and system.get_file_info(FileSelector(root)):
-            raise UserError(
-                f"out = {path}: it is not empty and holds no run. Choose another directory."
-            )
-        stored = recipe.model_copy(update={"resume": None})
-        try:
-            before = read_bytes(system, join(root, RECIPE_NAME))
             made = _to_be_made(system, root)
             system.create_dir(root, recursive=True)
-            write_bytes(system, join(root, RECIPE_NAME), stored.to_yaml().encode())
         except OSError as error:
             raise _unwritable(path, error) from None
-        return cls(path, recipe, made, before)
+        unused = False
+        try:
+            with _held(system, root, path):
+                before = _check(system, root, recipe)  # Somebody may have been here meanwhile.
+                directory = cls(path, recipe, made, before)
+                try:
+                    directory._write_recipe(system, root)
+                    yield directory
+                finally:
+                    unused = directory._clear(system, root)
+        finally:
+            if unused and made is not None and is_local(system):
+                _remove_if_empty(root, made)
 
     def keep(self) -> None:
         """The run left something worth keeping."""
         self._kept = True
 
-    @contextmanager
-    def cleared_if_unused(self) -> Iterator[None]:
-        """Leave things as they were when the run never came to its first step.
-
-        Raises:
-            UserError: Another process of this machine is at work in the directory.
-        """
-        system, root = open_location(self.path)
-        lock = _Lock(join(root, ".lock")) if is_local(system) else nullcontext()
+    def _write_recipe(self, system: Any, root: str) -> None:
+        stored = self.recipe.model_copy(update={"resume": None})
         try:
-            with lock:
-                yield
-        finally:
-            self._clear()
+            write_bytes(system, join(root, RECIPE_NAME), stored.to_yaml().encode())
+        except OSError as error:
+            raise _unwritable(self.path, error) from None
 
-    def _clear(self) -> None:
-        system, root = open_location(self.path)
+    def _clear(self, system: Any, root: str) -> bool:
+        """Remove what nobody needs; True where nothing is left of the run."""
         ray_folder = join(root, ".ray")
         if exists(system, ray_folder):
             system.delete_dir(ray_folder)
         checkpoints = join(root, "checkpoints")
         if self._kept or (self._recipe_before is None and exists(system, checkpoints)):
-            return  # Whatever ended the run, what was saved is worth more than a tidy folder.
+            return False  # Whatever ended the run, what was saved is worth more than tidiness.
         if self._recipe_before is not None:
             write_bytes(system, join(root, RECIPE_NAME), self._recipe_before)
-        elif self._made is None:
-            system.delete_dir_contents(root)
-        else:
+            return False
+        if not is_local(system) and self._made is not None:
             system.delete_dir(root)
-            if is_local(system):
-                _remove_empty_parents(root, self._made)
+            return True
+        _empty(system, root)
+        return True
+
+
+def discard(path: str) -> None:
+    """Remove a run directory with all that is in it.
+
+    Raises:
+        UserError: Another process of this machine is at work in it.
+    """
+    system, root = open_location(path)
+    if not is_local(system):
+        system.delete_dir(root)
+        return
+    with _held(system, root, path):
+        _empty(system, root)
+    _remove_if_empty(root, root)
+
+
+def _held(system: Any, root: str, path: str) -> AbstractContextManager[None]:
+    return _Lock(join(root, _LOCK_NAME), path) if is_local(system) else nullcontext()
 
 
 class _Lock:
@@ -127,26 +136,40 @@ class _Lock:
     passes locks on.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, shown: str) -> None:
         self._path = path
+        self._shown = shown
         self._file: IO[str] | None = None
 
     def __enter__(self) -> None:
-        self._file = open(self._path, "a+", encoding="utf-8")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._file.close()
-            raise UserError(
-                f"{os.path.dirname(self._path)}: another process is at work in this run. Wait for "
-                "it, stop it, or choose another directory."
-            ) from None
+        while self._file is None:
+            try:
+                file = open(self._path, "a+", encoding="utf-8")
+            except OSError as error:
+                raise _unwritable(self._shown, error) from None
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                file.close()
+                raise UserError(
+                    f"{self._shown}: another process is at work in this run. Wait for it, stop "
+                    "it, or choose another directory."
+                ) from None
+            if self._is_there(file):
+                self._file = file
+            else:  # The one that held it has just removed it.
+                file.close()
+
+    def _is_there(self, file: IO[str]) -> bool:
+        with suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(file.fileno()), os.stat(self._path))
+        return False
 
     def __exit__(self, *_: object) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(self._path)  # while it is held: nobody else's can be hit
         if self._file is not None:
             self._file.close()
-        with suppress(FileNotFoundError):
-            os.unlink(self._path)
 
 
 def recipe_of_run(run_dir: str) -> dict[str, Any]:
@@ -182,6 +205,53 @@ def _open(field_name: str, path: str) -> tuple[Any, str]:
         raise UserError(f"{field_name} = {path}: {error}") from None
 
 
+def _check(system: Any, root: str, recipe: Recipe) -> bytes | None:
+    """See whether the directory is what `recipe` takes it for.
+
+    Returns:
+        Its `recipe.yaml`; None for a new run.
+
+    Raises:
+        UserError: It is not, or can't be read.
+    """
+    path = recipe.out
+    try:
+        known = read_bytes(system, join(root, RECIPE_NAME))
+    except OSError as error:
+        raise _unwritable(path or root, error) from None
+    if recipe.resume is not None:
+        if known is None:
+            raise UserError(
+                f"resume = {recipe.resume}: this is no run directory (no {RECIPE_NAME} in it). "
+                "Name the directory that the run printed."
+            )
+        return known
+    if known is not None:
+        raise UserError(
+            f"out = {path}: it already holds a run. Continue that one with resume={path}, or "
+            "choose another directory."
+        )
+    if exists(system, root) and _content(system, root):
+        raise UserError(
+            f"out = {path}: it is not empty and holds no run. Choose another directory."
+        )
+    return None
+
+
+def _content(system: Any, root: str) -> list[Any]:
+    """What lies in a directory besides the lock."""
+    found = system.get_file_info(FileSelector(root))
+    return [info for info in found if info.base_name != _LOCK_NAME]
+
+
+def _empty(system: Any, root: str) -> None:
+    for info in _content(system, root):
+        if info.type is FileType.Directory:
+            system.delete_dir(info.path)
+        else:
+            system.delete_file(info.path)
+
+
 def _unwritable(path: str, error: OSError) -> UserError:
     return UserError(
         f"out = {path}: can't be written ({error.strerror or error}). Choose a directory that you "
@@ -199,15 +269,14 @@ def _to_be_made(system: Any, root: str) -> str | None:
     return str(missing)
 
 
-def _remove_empty_parents(root: str, outermost: str) -> None:
-    """Remove what was made above `root`, unless somebody put something there since."""
+def _remove_if_empty(root: str, outermost: str) -> None:
+    """Remove `root` and what was made above it, unless somebody put something there since."""
     folder = Path(root)
-    while str(folder) != outermost and folder.parent != folder:
-        folder = folder.parent
-        try:
+    with suppress(OSError):
+        folder.rmdir()
+        while str(folder) != outermost and folder.parent != folder:
+            folder = folder.parent
             folder.rmdir()
-        except OSError:
-            return
 
 
 def _absolute(path: str) -> str:

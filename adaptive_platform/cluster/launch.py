@@ -75,9 +75,8 @@ def launch(
     monitor = Monitor(console, command_time or time.time(), length)
     monitor.mark("imported", time.time())
     _check_early(recipe, brought)
-    directory = RunDirectory.prepare(recipe)
-    recipe = directory.recipe
-    with directory.cleared_if_unused(), ray_session(recipe) as session:
+    with RunDirectory.taken(recipe) as directory, ray_session(directory.recipe) as session:
+        recipe = directory.recipe
         monitor.mark("ray", time.time())
         scaling = resources_for(recipe, session)
         _, high = workers_wanted(recipe, session.resources)

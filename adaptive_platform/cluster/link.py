@@ -84,8 +84,8 @@ class MembershipLink:
         if failure is not None and found is Verdict.RESTART:
             raise failure
         raise RunFailedError(
-            "more workers were lost without a committed step in between than max_failures allows; "
-            f"the last one: {self._why or failure}"
+            "workers were lost more often without a committed step in between than max_failures "
+            f"allows; the last one: {self._why or failure}"
         )
 
     def lose(self, why: str) -> bool:

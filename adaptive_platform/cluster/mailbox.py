@@ -23,8 +23,10 @@ from adaptive_platform.cluster.membership import (
 __all__ = ["Mailbox", "MailboxClient", "Message", "open_mailbox"]
 
 Message = tuple[str, dict[str, Any], float]
-"""What it is (`step`, `decision`, `evaluation`, `event`, `started`, `ended`, `pace`), its fields,
-and the share of the run that was done. `pace` holds the times of all steps since the last post, and
+"""What it is (`step`, `decision`, `evaluation`, `event`, `started`, `batch`, `ended`, `pace`), its
+fields, and the share of the run that was done. `batch` holds the global batch that the run began
+with and the one that it goes on with: steps are thinned on their way, and take fewer samples at the
+end of an epoch. `pace` holds the times of all steps since the last post, and
 how many of them were skipped; only metrics need it."""
 
 _POST_SECONDS = 0.25
@@ -36,7 +38,7 @@ class Mailbox:
     Args:
         labels: Of the run's metrics; none are exported where None.
         max_workers: Most workers of the run.
-        max_losses: Workers that may be lost without a committed step in between.
+        max_losses: Losses without a committed step in between that are borne; see `Roster`.
     """
 
     def __init__(
@@ -127,7 +129,7 @@ def open_mailbox(
     Args:
         labels: Of the run's metrics, as in `report.metrics.LABELS`; none are exported where None.
         max_workers: Most workers of the run.
-        max_losses: Workers that may be lost without a committed step in between.
+        max_losses: Losses without a committed step in between that are borne; see `Roster`.
     """
     here = ray.get_runtime_context().get_node_id()
     strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=False)

@@ -90,7 +90,7 @@ class MembershipDesk:
 
     Args:
         max_workers: Most members.
-        max_losses: Members that may be lost without a committed step in between.
+        max_losses: Losses without a committed step in between that are borne; see `Roster`.
     """
 
     max_workers: int

@@ -61,6 +61,8 @@ class Monitor:
             if kind == "started":
                 for name, when in fields.items():
                     self.mark(name, when)
+            elif kind == "batch":
+                self._initial_batch = fields["initial"]
             elif kind == "failed":
                 self._ending = {**fields, "status": "failed"}
             elif kind == "ended":
@@ -71,8 +73,6 @@ class Monitor:
     def _show(self, kind: str, fields: dict[str, Any], fraction: float) -> None:
         if kind == "step":
             self._last_step = fields
-            if self._initial_batch is None:
-                self._initial_batch = fields["global_batch"]
         self._decisions += kind == "decision"
         with self._audience():
             if self._live is None:

@@ -80,7 +80,13 @@ class Run(TrainingRun):
             must_resume=resolved.resume is not None,
         )
         if keeps and run_dir:
-            self._recorder.open(Journal(run_dir, resume_step=self.progress.step))
+            journal = Journal(
+                run_dir,
+                resume_step=self.progress.step,
+                skipped=self.state.skipped_in_a_row,
+                epoch=self.progress.epoch,
+            )
+            self._recorder.open(journal)
             system, root = open_location(run_dir)
             stored = resolved.model_copy(update={"out": run_dir, "resume": None})
             write_bytes(system, join(root, RECIPE_NAME), stored.to_yaml().encode())

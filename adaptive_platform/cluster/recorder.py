@@ -186,8 +186,9 @@ class Recorder:
             self._write()
 
     def _write(self) -> None:
-        journal, step = self._journal, self._told_step
         with self._one_at_a_time:
+            # Looked up only now: another one may have become the first while this one waited.
+            journal, step = self._journal, self._told_step
             if journal is not None:
                 journal.flush()
                 self._durable_step = step

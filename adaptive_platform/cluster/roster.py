@@ -21,7 +21,7 @@ class Verdict(Enum):
     RESTART = "restart"
     """Nobody is left who has the run's state: start again from a checkpoint."""
     GIVE_UP = "give up"
-    """Too many workers were lost without a step in between."""
+    """Workers were lost too many times without a step in between."""
     OVER = "over"
     """All members have finished."""
 
@@ -45,26 +45,34 @@ class Generation:
 class Roster:
     """The members of one attempt to run.
 
+    All that one generation loses is one loss: a node takes all its workers along.
+
     Args:
         max_workers: Most members; more joiners have to wait.
-        max_losses: Members that may be lost without a committed step in between.
+        max_losses: Losses that are borne without a committed step in between.
     """
 
     def __init__(self, max_workers: int, max_losses: int) -> None:
         self.max_workers = max_workers
         self._max_losses = max_losses
         self._losses = 0
-        self._step = 0
+        """Of the generations that are closed."""
+        self._gone: dict[str, str] = {}
         self.last_loss = ""
         """Why the last lost worker was lost; empty before there is one."""
         self.begin(())
 
     def begin(self, members: Iterable[str]) -> None:
-        """Start anew with `members`, in this order; nobody of an earlier attempt belongs to it."""
+        """Start anew with `members`, in this order; nobody of an earlier attempt belongs to it.
+
+        The steps that they make again count as steps.
+        """
+        self._losses = self._num_losses
+        self._step = 0
         self._generation = Generation(number=0, members=tuple(members))
         self._stopped: set[str] = set()
         self._finished: set[str] = set()
-        self._gone: dict[str, str] = {}
+        self._gone = {}
         self._leaving: dict[str, str] = {}
         self._waiting: list[str] = []
 
@@ -92,7 +100,6 @@ class Roster:
             self._waiting.remove(member)
         elif member in self._generation.members and member not in self._done:
             self._gone[member] = self.last_loss = why
-            self._losses += 1
 
     def ask_to_leave(self, member: str, why: str) -> None:
         """`member` is to leave between two steps; the last one stays."""
@@ -106,7 +113,7 @@ class Roster:
             self._stopped.discard(member)
 
     def commit(self, step: int) -> None:
-        """A step was committed: what is lost from now on is another trouble."""
+        """A step was committed: what earlier generations lost is forgotten."""
         if step > self._step:
             self._step, self._losses = step, 0
 
@@ -153,7 +160,7 @@ class Roster:
     @property
     def verdict(self) -> Verdict:
         """What becomes of the run."""
-        if self._losses > self._max_losses:
+        if self._num_losses > self._max_losses:
             return Verdict.GIVE_UP
         if self.present:
             return Verdict.GO_ON
@@ -168,6 +175,7 @@ class Roster:
         # Somebody has to hand the state over; it is asked again to leave.
         staying = [m for m in staying if m not in leaving] or staying[:1]
         leaving = {m: why for m, why in leaving.items() if m not in staying}
+        self._losses = self._num_losses
         room = max(self.max_workers - len(staying), 0)
         joining, self._waiting = self._waiting[:room], self._waiting[room:]
         rank = {m: str(r) for r, m in enumerate(self._generation.members)}
@@ -181,6 +189,10 @@ class Roster:
         self._stopped, self._finished, self._gone = set(), set(), {}
         self._leaving = {m: why for m, why in self._leaving.items() if m in staying}
         return self._generation
+
+    @property
+    def _num_losses(self) -> int:
+        return self._losses + bool(self._gone)
 
     @property
     def _done(self) -> set[str]:

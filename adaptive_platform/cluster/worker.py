@@ -104,8 +104,16 @@ def _start(job: Job, entered: float, device: torch.device, recorder: Recorder) -
     def build() -> TrainingRun:
         run = build_run(job, membership, recorder, device, link)
         recorder.send("started", {"built": time.time()})
+        batches = {"initial": run.state.initial_batch, "now": run.state.global_batch}
+        recorder.send("batch", batches)
         if run.is_first:
-            recorder.open(Journal(job.run_dir, resume_step=run.progress.step))
+            journal = Journal(
+                job.run_dir,
+                resume_step=run.progress.step,
+                skipped=run.state.skipped_in_a_row,
+                epoch=run.progress.epoch,
+            )
+            recorder.open(journal)
         return run
 
     _train(job, build, recorder, link, single=membership.world_size == 1, recruited=False)

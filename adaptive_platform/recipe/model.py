@@ -145,8 +145,9 @@ class Recipe(Settings):
     clip_norm: Annotated[float, Field(gt=0)] | None = None
     """Gradients with a larger norm are scaled down to it, before `vr` reduces them."""
     max_failures: Annotated[int, Field(ge=0)] = 3
-    """Worker losses without a committed step in between after which the run gives up; also how
-    often all workers are started again from the newest checkpoint, where none could go on."""
+    """Losses (of one worker, or of several at once) without a committed step in between that are
+    borne before the run gives up; also how often all workers are started again from the newest
+    checkpoint, where none could go on."""
     reducer: AnyReducer = AutoConfig()
     """How gradients are summed over workers."""
     sync: AnySync = EveryStepConfig()

@@ -44,12 +44,22 @@ class Journal:
         resume_step: None for a new run. Otherwise the committed steps of the checkpoint that
             training goes on from (0: from the start): rows of earlier attempts with a greater
             `step` are removed. Events stay, as the history of what happened.
+        skipped: Steps that were skipped between that step and the checkpoint; their rows stay.
+        epoch: Of the checkpoint; None where scores of its step at a later epoch (all steps in
+            between were skipped) need not be told apart.
 
     Raises:
         UserError: The directory can't be written to, or holds records and `resume_step` is None.
     """
 
-    def __init__(self, run_dir: str | os.PathLike[str], resume_step: int | None = None) -> None:
+    def __init__(
+        self,
+        run_dir: str | os.PathLike[str],
+        resume_step: int | None = None,
+        *,
+        skipped: int = 0,
+        epoch: int | None = None,
+    ) -> None:
         system, root = open_location(run_dir)
         self._rows: dict[str, list[Any]] = {name: [] for name in TABLES}
         try:
@@ -63,7 +73,11 @@ class Journal:
                 )
             for name, table in self._tables.items():
                 if resume_step is not None and name != "events":
-                    table.truncate(resume_step)
+                    table.truncate(
+                        resume_step,
+                        skipped=skipped if name == "steps" else 0,
+                        epoch=epoch if name == "evals" else None,
+                    )
                 if not table.num_parts:
                     table.append([])  # so that pandas finds the columns before the first row
         except OSError as error:

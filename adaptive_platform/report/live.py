@@ -16,17 +16,9 @@ from adaptive_platform.report.wording import (
     format_evaluation,
     format_event,
     format_step,
-    summary_lines,
 )
 
-__all__ = [
-    "LiveLine",
-    "format_decision",
-    "format_evaluation",
-    "format_event",
-    "format_step",
-    "summary_lines",
-]
+__all__ = ["LiveLine"]
 
 _RATE_WINDOW_SECONDS = 60.0
 _REDRAW_SECONDS = 0.1

@@ -165,25 +165,50 @@ class PartTable:
             # The rows are safe and the folder is consistent; the next append tries again.
             self._parts, _ = live_parts(self._system, self._folder)
 
-    def truncate(self, last_step: int) -> None:
-        """Remove all rows whose `step` is greater than `last_step`.
+    def truncate(self, last_step: int, *, skipped: int = 0, epoch: int | None = None) -> None:
+        """Remove the rows of what comes after a position, which is made again.
+
+        Args:
+            last_step: Committed steps; rows with a greater `step` go.
+            skipped: Steps that were skipped since then: so many of their rows, which carry the next
+                number, stay.
+            epoch: Rows of `last_step` itself go where they are of a later epoch; None: they stay.
 
         Raises:
             OSError: The storage refused; some of the rows may still be there.
         """
+        import numpy as np
+        import pyarrow as pa
         import pyarrow.compute as pc
 
+        end = []  # parts and their rows, from the newest back to the first that stays as it is
         for part in reversed(self._parts[:]):
-            table = self._read(part) if part.step <= last_step else self._schema.empty_table()
+            beyond = part.step > last_step + 1
+            table = self._schema.empty_table() if beyond else self._read(part)
             if table is None:
                 continue
-            kept = table.filter(pc.less_equal(table["step"], last_step))
-            if kept.num_rows:  # steps never fall from row to row, so what is before stays
-                if kept.num_rows < table.num_rows:
-                    self._publish(part, kept)
-                return
-            self._remove([part.name])
-            self._parts.remove(part)
+            end.append((part, table))
+            # Steps never fall from row to row, so what is before stays.
+            if table.num_rows and table["step"][0].as_py() < last_step:
+                break
+        cut = []
+        for part, table in reversed(end):
+            step = table["step"].to_numpy()
+            stays = step <= last_step
+            if epoch is not None:
+                stays &= (step < last_step) | (table["epoch"].to_numpy() <= epoch)
+            if skipped:
+                dropped = pc.fill_null(table["skipped"], False).to_numpy()
+                next_ones = np.flatnonzero((step == last_step + 1) & dropped)[:skipped]
+                stays[next_ones] = True
+                skipped -= len(next_ones)
+            cut.append((part, table, stays))
+        for part, table, stays in reversed(cut):
+            if not stays.any():
+                self._remove([part.name])
+                self._parts.remove(part)
+            elif not stays.all():
+                self._publish(part, table.filter(pa.array(stays)))
 
     def _merge(self) -> None:
         """Merge the newest `fan_in` parts of like size, as long as there are such."""

@@ -28,9 +28,10 @@ class StepRecord:
     global_batch: int
     """Samples of this step over all workers."""
     microbatch: int
-    """Samples of one forward and backward pass on one worker (the largest, where they differ)."""
+    """Samples of one forward and backward pass of the first worker; its largest, where they
+    differ. Other workers may have one more or less."""
     accumulation: int
-    """Micro-batches per worker (the largest, where they differ)."""
+    """Micro-batches of the first worker; others may have one more or less."""
     lr: float
     """Learning rate that the optimizer used, after schedule and rule. The first group's."""
     gain: float
@@ -60,9 +61,10 @@ class StepRecord:
     samples_per_second: float = 0.0
     """Samples of this step over all workers, divided by `step_seconds`."""
     step_seconds: float = 0.0
-    """Wall time of the step on the slowest worker, waiting for data included."""
+    """Wall time of the step on the first worker: its wait for data, and its wait for the others
+    when gradients are summed, are part of it."""
     data_seconds: float = 0.0
-    """Part of `step_seconds` spent waiting for data."""
+    """Part of `step_seconds` that the first worker spent waiting for data."""
     cache_mib: float = 0.0
     """Encoded images that the first worker holds in memory (`data.cache_mib`), in MiB; the others
     hold about as much each."""
@@ -183,7 +185,7 @@ class RunResult:
     decisions: int = 0
     """Decisions that changed the batch."""
     initial_batch: int | None = None
-    """Global batch of the first step."""
+    """Global batch that the run began with, in its first attempt."""
     final_batch: int | None = None
     """Global batch in force at the end, a short last step of an epoch aside."""
     workers: int | None = None

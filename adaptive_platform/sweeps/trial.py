@@ -195,7 +195,8 @@ class _Run:
         for kind, fields, fraction in messages:
             if kind == "step":
                 self._newest = fields
-                self._batch = self._batch or fields["global_batch"]
+            elif kind == "batch":
+                self._batch = fields["now"]
             elif kind == "decision":
                 self._batch = fields["new_batch"]
             elif kind == "evaluation":
@@ -224,6 +225,7 @@ class _Run:
 def _can_go_on(run_dir: str) -> bool:
     """True where the run directory holds a checkpoint. One without is cleared: it starts anew."""
     from adaptive_platform.checkpoints.store import CheckpointStore
+    from adaptive_platform.cluster.directory import discard
     from adaptive_platform.report.run_data import RECIPE_NAME
 
     system, root = open_location(run_dir)
@@ -231,5 +233,5 @@ def _can_go_on(run_dir: str) -> bool:
         return False
     if CheckpointStore(run_dir).saved():
         return True
-    system.delete_dir(root)
+    discard(run_dir)
     return False

@@ -50,7 +50,7 @@ class CheckpointWriter:
     def _write(self, content: dict[str, Any], step: int, keep: int | None) -> str:
         self._keep_records()
         published = self.store.save(content, step)
-        self.store.prune(self._config.keep_last, keep)
+        self.store.prune(self._config.keep_last, keep, newest=published)
         return published.path
 
     def wait(self) -> tuple[str, str] | None:

@@ -180,7 +180,10 @@ class FollowUp:
             self.save()
             return
         self._parts.persistence.poll()
-        best = config.keep_best and self._parts.state.best_step == self._progress.step
+        state = self._parts.state
+        # A skipped step stands at the step before, whose score is not new.
+        scored = state.evaluated_at == self._progress
+        best = config.keep_best and scored and state.best_step == self._progress.step
         if best or crossed(config.every, tail.before, self._progress):
             self.save()
 

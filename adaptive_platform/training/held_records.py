@@ -22,13 +22,23 @@ class HeldRecords:
         self.records.append(record)
 
     def forget_before(self, step: int) -> None:
-        """Records of earlier steps are durable."""
-        durable = 0
-        while durable < len(self.records) and self.records[durable].step < step:
-            durable += 1
+        """Records of earlier steps are durable.
+
+        All records of a step are held or none, as whoever becomes the first cuts the tables there
+        and writes them again; and a score that follows skipped steps is of the step before them.
+        """
+        durable = self._num_before(step)
+        oldest = min((record.step for record in self.records[durable:]), default=step)
+        durable = self._num_before(min(step, oldest))
         if durable:
             self.first += durable
             del self.records[:durable]
+
+    def _num_before(self, step: int) -> int:
+        for number, record in enumerate(self.records):
+            if record.step >= step:
+                return number
+        return len(self.records)
 
     def take_over(self, first: int, records: list[Record]) -> list[Record]:
         """Catch up with a worker that is further.

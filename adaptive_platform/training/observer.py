@@ -27,9 +27,10 @@ class Observer(Protocol):
         """Something else happened."""
 
     def keep(self) -> None:
-        """Make durable what was told so far: a checkpoint is about to be published.
+        """Make durable what was told so far, and return when nothing is being written any more.
 
-        Called on the thread that writes checkpoints. Records behind a checkpoint must not be lost:
+        Called before the workers change as planned, and, on the thread that writes checkpoints,
+        before one is published. Records behind a checkpoint must not be lost:
         a run that goes on from it does not make them again.
         """
 

@@ -166,7 +166,7 @@ class TrainingRun:
                 parts.tell.event("warning", f"batch goes on at {allowed[0]}: {allowed[1]}")
         else:
             start = self.recipe.batch.start(parts.measuring.limits())
-            state.global_batch = start.global_batch
+            state.global_batch = state.initial_batch = start.global_batch
             if start.changed:
                 parts.tell.event("warning", start.reason)
 
@@ -331,6 +331,9 @@ class TrainingRun:
         while True:
             self._parts.step.give_up()
             self._parts.resources.close()
+            if failure is None and was_first:
+                # Another one may be the first next: nothing may be on its way to the storage then.
+                self.observer.keep()
             after = self._regrouping.next(failure)
             if after is None:
                 self.left = True

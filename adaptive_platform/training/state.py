@@ -34,6 +34,8 @@ class RunState:
     """The batch that the learning rate was chosen for when the run began."""
     global_batch: int
     """Batch of the next step."""
+    initial_batch: int | None = None
+    """Batch that the run began with; None where an older version began it."""
     loss_scale: LossScale
     estimator: NoiseScaleEstimator
     controller: Controller
@@ -76,6 +78,7 @@ class RunState:
             "seed": self.seed,
             "base_batch": self.base_batch,
             "global_batch": self.global_batch,
+            "initial_batch": self.initial_batch,
             "loss_scale": self.loss_scale.state_dict(),
             "estimator": self.estimator.state_dict(),
             "controller": dict(self.controller.state_dict()),
@@ -99,6 +102,7 @@ class RunState:
         """Continue from `state_dict`; tensors go to `device`."""
         self.progress = Progress(**state["progress"])
         self.global_batch = int(state["global_batch"])
+        self.initial_batch = state.get("initial_batch")
         self.loss_scale = LossScale(**state["loss_scale"])
         self.estimator.load_state_dict(state["estimator"])
         self.controller.load_state_dict(state["controller"])

@@ -183,10 +183,17 @@ class Stepping:
         started: float,
         ids: list[list[int]] | None,
     ) -> None:
-        """Commit or drop the step. No worker is talked to: whoever gets here has done it whole."""
+        """Commit or drop the step: whoever gets here has done it whole, whatever the others do.
+
+        Workers talk only once all is settled, and only where that ends the run.
+
+        Raises:
+            DataError, RunFailedError: Too many steps in a row were dropped; on every worker alike.
+        """
         parts, state, before = self._parts, self._parts.state, self._progress
         microbatches = share.microbatches if share else []
         lr = gain = 0.0
+        fatal: Exception | None = None
         if measured.counts:
             parts.measuring.noise(measured, parts.step, parts.buckets)
             summary = state.summary()
@@ -197,7 +204,7 @@ class Stepping:
             state.skipped_in_a_row = 0
             parts.mixing.commit()
         else:
-            self._skip(measured, consumed)
+            fatal = self._skip(measured, consumed)
         state.loss_scale = state.loss_scale.after(overflow=not measured.finite)
         record = step_record(
             measured,
@@ -223,6 +230,8 @@ class Stepping:
             stop=measured.stop_requests > 0,
             change=measured.change_requests > 0,
         )
+        if fatal is not None:
+            raise_first(parts.reducer, fatal)
 
     def _commit(self, measured: Measured) -> None:
         parts = self._parts
@@ -234,7 +243,8 @@ class Stepping:
         if alone:
             strategy.after_step(parts.step.own_samples)
 
-    def _skip(self, measured: Measured, consumed: int) -> None:
+    def _skip(self, measured: Measured, consumed: int) -> Exception | None:
+        """Drop the step; an error where that was one too many."""
         state = self._parts.state
         name = self._parts.step.skip()
         state.progress = state.progress.skipped(consumed)
@@ -243,15 +253,13 @@ class Stepping:
         why = f"non-finite {where}" if measured.trained else "none of its samples could be read"
         self._parts.tell.event("skip", f"step dropped by all workers: {why}")
         if state.skipped_in_a_row < self._recipe.precision.max_skipped_in_a_row:
-            return
-        error: Exception = RunFailedError(
-            f"{state.skipped_in_a_row} steps in a row were not finite; the first bad value is in "
-            f"the {where}. Lower optimizer.lr, set clip_norm, or look at the data."
-        )
-        if not measured.trained:
-            error = DataError(
-                f"data: no sample of {state.skipped_in_a_row} steps in a row could be read, or "
-                "too few for batch norm. Mend the data, or lower data.max_broken_share to stop "
-                "sooner."
+            return None
+        if measured.trained:
+            return RunFailedError(
+                f"{state.skipped_in_a_row} steps in a row were not finite; the first bad value is "
+                f"in the {where}. Lower optimizer.lr, set clip_norm, or look at the data."
             )
-        raise_first(self._parts.reducer, error)
+        return DataError(
+            f"data: no sample of {state.skipped_in_a_row} steps in a row could be read, or too few "
+            "for batch norm. Mend the data, or lower data.max_broken_share to stop sooner."
+        )

@@ -149,6 +149,26 @@ def test_saving_a_step_again(tmp_path):
     assert os.listdir(tmp_path / "checkpoints") == ["step-00000005.1"]
 
 
+@pytest.mark.parametrize("keep_last", [1, 2])
+def test_each_save_of_a_step_has_a_folder_of_its_own(tmp_path, keep_last, monkeypatch):
+    store = CheckpointStore(str(tmp_path))
+    for value in range(6):
+        published = {saved.path for saved in store.saved()}
+        saved = store.save(state(value), 5)
+        assert saved.path not in published
+        store.prune(keep_last, keep_step=None, newest=saved)
+        assert newest(store)[1]["run"]["step"] == value
+
+    def full(content, sink):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="No space left"):
+        store.save(state(6), 5)
+    assert newest(store)[1]["run"]["step"] == 5
+    assert len(store.saved()) == keep_last
+
+
 def test_saves_where_folders_cannot_be_moved(tmp_path):
     """As on s3: the manifest commits, no folder is renamed."""
     store = CheckpointStore(str(tmp_path))
@@ -203,6 +223,66 @@ def test_going_back_past_a_damaged_one_does_not_cost_the_next_good_one(tmp_path)
     store.save(state(60), 60)
     store.prune(1, keep_step=None)
     assert newest(store)[0] == 60
+
+
+class Refusing:
+    """A storage that fails for one file, and then no more."""
+
+    def __init__(self, real, path):
+        self._real, self.path = real, path
+
+    def __getattr__(self, name):
+        return getattr(self._real, name)
+
+    def open_input_stream(self, path):
+        if path == self.path:
+            raise OSError(5, "Input/output error")
+        return self._real.open_input_stream(path)
+
+
+@pytest.mark.parametrize("file", ["state.pt", "manifest.json"])
+def test_what_the_storage_does_not_give_now_is_passed_over_and_stays(tmp_path, file):
+    store = CheckpointStore(str(tmp_path))
+    store.save(state(50), 50)
+    good = store.save(state(100), 100)
+    store._fs = storage = Refusing(store._fs, f"{good.path}/{file}")
+    step, _, (message,) = newest(store)
+    assert step == 50
+    assert "Input/output error" in message
+    assert "It is left where it is. Going back to an older one." in message
+    for step in (60, 70):
+        saved = store.save(state(step), step)
+        store.prune(1, keep_step=None, newest=saved)
+    assert [s.step for s in store.saved()] == [70, 100], "it counts for nothing, and stays"
+    storage.path = ""
+    assert newest(store)[0] == 100
+
+
+def test_a_newer_versions_checkpoint_is_passed_over_and_stays(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    store.save(state(1), 1)
+    manifest = Path(store.save(state(2), 2).path) / "manifest.json"
+    manifest.write_text('{"format": 2, "shards": 8}')
+    step, _, (message,) = newest(store)
+    assert step == 1
+    assert "format 2; this version reads 1. It is left where it is." in message
+    assert [s.step for s in store.saved()] == [1, 2]
+
+
+def test_of_several_newer_ones_only_the_damaged_go(tmp_path):
+    store = CheckpointStore(str(tmp_path))
+    for step in (1, 2, 3):
+        store.save(state(step), step)
+    _, refused, damaged = store.saved()
+    Path(damaged.path, "state.pt").write_bytes(b"PK")
+    store._fs = Refusing(store._fs, f"{refused.path}/state.pt")
+    step, _, messages = newest(store)
+    assert step == 1
+    assert [message.split(". ")[-2] for message in messages] == [
+        "It is removed",
+        "It is left where it is",
+    ]
+    assert [s.step for s in store.saved()] == [1, 2]
 
 
 @pytest.mark.parametrize("manifest", ["{}", "[]", '{"format": 1}', '{"format": 1, "files": 3}'])

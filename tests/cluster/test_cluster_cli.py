@@ -220,8 +220,11 @@ def test_leaving_at_once_and_a_closed_terminal_cost_no_checkpoint(tmp_path):
         time.sleep(0.2)
     time.sleep(6)  # Long enough for lines that nobody reads.
     assert process.poll() is None, "a closed terminal ended the run"
-    second = run("train", "resume=run", cwd=tmp_path)
+    recipe = (tmp_path / "run" / "recipe.yaml").read_bytes()
+    second = run("train", "resume=run", "stop.steps=7", cwd=tmp_path)
     assert_user_error(second, "another process is at work in this run")
+    assert (tmp_path / "run" / "recipe.yaml").read_bytes() == recipe
+    assert (tmp_path / "run" / ".ray").is_dir()
     process.send_signal(signal.SIGINT)
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)

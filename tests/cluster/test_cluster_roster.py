@@ -87,18 +87,69 @@ def test_one_that_was_taken_for_lost_joins_again():
     assert (found.members, found.joined) == (("a", "b"), ("b",))
 
 
+def lose_and_go_on(r: Roster, *lost: str) -> None:
+    """A generation loses `lost`; the others stop and go on."""
+    for member in lost:
+        r.lose(member, f"{member}'s sample")
+    for member in r.present:
+        r.stop(member)
+    r.next()
+
+
 def test_losses_count_only_while_no_step_is_committed():
-    r = roster("a", "b", "c", "d", losses=1)
-    r.lose("a", "x")
+    r = roster(*"abcde", losses=1)
+    lose_and_go_on(r, "a")
     r.commit(1)
-    r.lose("b", "y")
+    lose_and_go_on(r, "b")
     assert r.verdict is Verdict.GO_ON
-    r.commit(1)
+    r.commit(1)  # the news of it was late
     r.lose("c", "its sample")
     assert r.verdict is Verdict.GIVE_UP
     assert r.last_loss == "its sample"
     r.stop("d")
+    r.stop("e")
     assert r.next() is None
+
+
+def test_a_node_is_one_loss_however_many_workers_it_takes_along():
+    r = roster(*"abcdefgh", losses=3)
+    lose_and_go_on(r, *"efgh")
+    assert r.generation.members == tuple("abcd")
+    lose_and_go_on(r, *"cd")
+    lose_and_go_on(r, "b")
+    assert r.verdict is Verdict.GO_ON
+    r.lose("a", "x")
+    assert r.verdict is Verdict.GIVE_UP, "the fourth time without a step in between"
+
+
+def test_when_all_are_lost_at_once_ray_train_decides_about_a_restart():
+    r = roster(*"abcd", losses=3)
+    for member in "abcd":
+        r.lose(member, "its node ended")
+    assert r.verdict is Verdict.RESTART
+
+
+def test_steps_that_a_new_attempt_makes_again_count():
+    r = roster("a", "b", losses=1)
+    r.commit(500)
+    for member in "ab":
+        r.lose(member, "its node ended")
+    r.begin("cd")
+    r.commit(101)
+    lose_and_go_on(r, "d")
+    assert r.verdict is Verdict.GO_ON
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+def test_a_sample_that_kills_whoever_reads_it_ends_the_run(workers):
+    """Whether somebody is left each time or nobody is."""
+    r, attempts = Roster(workers, 3), 0
+    while r.verdict is not Verdict.GIVE_UP:
+        if r.verdict is Verdict.RESTART:
+            attempts += 1
+            r.begin(f"{attempts}.{n}" for n in range(workers))
+        lose_and_go_on(r, r.present[0])
+        assert attempts <= 4
 
 
 @pytest.mark.parametrize(("ends", "verdict"), [("lose", Verdict.RESTART), ("finish", Verdict.OVER)])

@@ -87,6 +87,7 @@ def test_train_then_resume_with_another_number_of_workers(shared_ray, tmp_path):
 
     again = ap.train(None, f"resume={run_dir}", "workers=3", "stop.epochs=2")
     assert again.status == "done"
+    assert result.initial_batch == again.initial_batch == steps.global_batch[0]
     steps = pd.read_parquet(run_dir / "steps")
     assert steps.step.tolist() == list(range(1, again.steps + 1))
     assert set(steps.world_size[result.steps :]) == {3}

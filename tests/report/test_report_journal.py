@@ -151,6 +151,37 @@ def test_a_skipped_step_shares_its_number_and_both_rows_are_cut_together(tmp_pat
     assert steps_of(tmp_path) == [1]
 
 
+@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize("skipped", [0, 1, 2, 3])
+def test_rows_of_steps_skipped_before_the_checkpoint_stay(
+    tmp_path: Path, skipped: int, merged: bool
+) -> None:
+    journal = Journal(str(tmp_path))
+    rows = [(1, 0), (2, 0), (3, 1), (3, 2), (3, 3), (3, 0), (4, 4), (4, 0)]
+    for step, number in rows:
+        record = step_record(step, skipped=bool(number), sample_ids=[[number]])
+        journal.step(record)
+        if not merged:
+            journal.flush()
+    journal.flush()
+    Journal(str(tmp_path), 2, skipped=skipped)
+    left = pd.read_parquet(tmp_path / "steps")
+    ids = [share[0][0] for share in left["sample_ids"]]
+    assert list(zip(left["step"], ids, strict=True)) == rows[: 2 + skipped]
+
+
+@pytest.mark.parametrize(("epoch", "left"), [(None, [0, 1, 2]), (2, [0, 1, 2]), (1, [0, 1])])
+def test_scores_of_a_later_pass_go_though_all_its_steps_were_skipped(
+    tmp_path: Path, epoch: int | None, left: list[int]
+) -> None:
+    journal = Journal(str(tmp_path))
+    for step, at in ((4, 0), (5, 1), (5, 2), (6, 2)):
+        journal.evaluation(EvalRecord(step=step, epoch=at, samples_seen=step, loss=1.0))
+        journal.flush()
+    Journal(str(tmp_path), 5, epoch=epoch)
+    assert pd.read_parquet(tmp_path / "evals")["epoch"].tolist() == left
+
+
 def test_resuming_keeps_events_and_cuts_decisions_and_evaluations(tmp_path: Path) -> None:
     journal = Journal(str(tmp_path))
     for step in (5, 10):

@@ -69,6 +69,21 @@ def test_scores_are_reported_as_they_come(sweep_dir, monkeypatch):
     assert (recipe.seed, recipe.batch.kind, recipe.workers) == (1, "fixed", 1)
 
 
+def test_a_short_last_slice_is_not_taken_for_the_batch(sweep_dir, monkeypatch):
+    evaluation = {"step": 3, "accuracy": 0.5, "loss": 1.5}
+    runs(
+        monkeypatch,
+        ("batch", {"initial": 32, "now": 48}, 0.0),  # goes on after a resume
+        ("step", STEP | {"global_batch": 5}, 0.5),
+        ("evaluation", evaluation, 0.5),
+        result=RunResult(status="interrupted", exit_code=143),
+        seen=[],
+    )
+    made = trial(sweep_dir)
+    assert made.step()["batch"] == 48
+    made.cleanup()
+
+
 def test_a_failed_run_is_a_failed_trial(sweep_dir, monkeypatch):
     result = RunResult(status="failed", exit_code=1, message="worker 0: no memory")
     runs(monkeypatch, ("step", STEP, 0.1), result=result, seen=[])

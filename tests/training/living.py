@@ -153,10 +153,11 @@ def live(
     run_dir: Path | None = None,
     max_losses: int = 9,
     begin: Trouble = lambda scene: None,
+    observer: Callable[[str], Any] = lambda name: Watcher(),
 ) -> dict[str, Life]:
     """Train with workers `a`, `b`, ...; joiners come as soon as they may.
 
-    `begin` is called once per worker, before its first pass.
+    `begin` is called once per worker, before its first pass. `observer` makes each worker's own.
     """
     names = [chr(ord("a") + i) for i in range(workers + joiners)]
     club = Club(names[:workers], max_losses=max_losses)
@@ -166,7 +167,7 @@ def live(
     models = {name: model() for name in names}
 
     def work(name: str) -> None:
-        watcher = Watcher()
+        watcher = observer(name)
         joining = name not in names[:workers]
         run = TrainingRun(
             config,

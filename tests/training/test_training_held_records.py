@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from runs import recipe, train
 
+from adaptive_platform.report.records import EvalRecord
 from adaptive_platform.training.held_records import HeldRecords
 
 
@@ -38,3 +41,19 @@ def test_one_that_joins_takes_over_all_that_is_not_durable():
         assert (one.first, one.records) == (4, steps[4:])
     new.forget_before(1)
     assert new.records == steps[4:]
+
+
+def test_a_score_after_skipped_steps_keeps_the_step_that_it_is_of():
+    """The tables are cut where the oldest held record is: all of that step must be held."""
+    step = records()[4]
+    score = EvalRecord(step=5, epoch=1, samples_seen=40, loss=1.0)
+    skipped = replace(step, step=6, skipped=True)
+    held = HeldRecords()
+    for record in (step, skipped, score):
+        held.add(record)
+    held.forget_before(6)
+    assert held.records == [step, skipped, score]
+    held.add(replace(step, step=6))
+    held.add(replace(step, step=7))
+    held.forget_before(7)
+    assert [record.step for record in held.records] == [7]

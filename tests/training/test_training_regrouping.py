@@ -8,11 +8,13 @@ import time
 import pytest
 import torch
 from living import KilledError, Life, Scene, Trouble, live
-from runs import Outcome, Points, assert_same, recipe, train
+from runs import Outcome, Points, Watcher, assert_same, recipe, train
 from torch import nn
 
 from adaptive_platform.checkpoints.store import CheckpointStore, read_state
 from adaptive_platform.collectives import CollectiveError
+from adaptive_platform.errors import RunFailedError
+from adaptive_platform.training import stepping
 
 
 def kill(**steps: int) -> Trouble:
@@ -193,6 +195,27 @@ def test_too_many_losses_without_a_step_end_the_run():
 
     with pytest.raises(CollectiveError):
         live(recipe("stop.epochs=2"), 4, trouble, max_losses=1)
+
+
+def test_a_worker_lost_while_all_give_up_costs_no_record_of_the_last_dropped_step(monkeypatch):
+    agree = stepping.raise_first
+    killed = []
+
+    def dying(reducer, error):
+        if error is not None and reducer.rank == 1 and not killed:
+            killed.append(error)
+            raise KilledError
+        agree(reducer, error)
+
+    monkeypatch.setattr(stepping, "raise_first", dying)
+    data = Points(40)
+    data.inputs[:] = torch.nan
+    watchers = {name: Watcher() for name in "ab"}
+    config = recipe("stop.epochs=2", "precision.max_skipped_in_a_row=3")
+    with pytest.raises(RunFailedError, match="4 steps in a row"):
+        live(config, 2, data=data, observer=watchers.__getitem__)
+    assert len(killed) == 1
+    assert [r.skipped for r in watchers["a"].steps] == [True] * 3
 
 
 @pytest.mark.parametrize("seed", range(4))

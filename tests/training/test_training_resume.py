@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
-from runs import Points, assert_same, linear_net, recipe, train
+from runs import Points, assert_same, linear_net, recipe, sample_loss, train
 from torch import nn
 
 from adaptive_platform.checkpoints.store import CheckpointStore
@@ -47,6 +47,15 @@ def test_same_workers_give_the_same_run(tmp_path, stop_after, world_size):
     assert steps_of(first) + steps_of(second) == steps_of(whole)
     assert first.ids + second.ids == whole.ids
     assert_same(second.weights, whole.weights, 0.0)
+
+
+def test_a_resumed_run_knows_what_batch_it_began_with(tmp_path):
+    data = Points(50)
+    config = recipe("stop.epochs=3", **NOISY)
+    first = train(config, data=data, run_dir=tmp_path, stop_after=9)[0]
+    assert first.run.state.global_batch > 8
+    second = train(config, world_size=2, data=data, run_dir=tmp_path, must_resume=True)
+    assert [outcome.run.state.initial_batch for outcome in second] == [8, 8]
 
 
 @pytest.mark.parametrize("workers_then", [1, 3])
@@ -328,3 +337,22 @@ def test_records_are_durable_before_the_checkpoint_that_stands_on_them(tmp_path,
     assert [step for _, step in order] == [5, 10]
     assert len(outcome.watcher.kept) == 2
     assert all(kept >= step for kept, (_, step) in zip(outcome.watcher.kept, order, strict=True))
+
+
+def test_steps_that_are_skipped_after_the_best_score_save_it_no_more(tmp_path, monkeypatch):
+    saves = []
+    save = CheckpointStore.save
+
+    def counted(self, state, step):
+        saves.append((step, state["run"]["skipped_in_a_row"]))
+        return save(self, state, step)
+
+    def loss(run, outputs, targets):
+        bad = run.progress.step == 5 and run.progress.skipped_steps < 3
+        return sample_loss(outputs, targets) * (torch.inf if bad else 1.0)
+
+    monkeypatch.setattr(CheckpointStore, "save", counted)
+    config = recipe("stop.epochs=2", "checkpoint.every=100 steps")
+    (outcome,) = train(config, eval_data=Points(9), run_dir=tmp_path, loss=loss)
+    assert [r.step for r in outcome.watcher.steps] == [1, 2, 3, 4, 5, 6, 6, 6, 6, 7]
+    assert saves == [(5, 0), (7, 0)]
