@@ -35,7 +35,7 @@ class MembershipLink:
         attempt: Which attempt of Ray Train this worker belongs to.
         name: Of this worker, unique within the run.
         timeout_seconds: Of operations between workers: a peer that lives notices within it.
-        change_wanted: What the first worker heard last.
+        changing: The generation that is to change, as far as the first worker heard; None for none.
         joining: This worker is not a member yet; its first `next` waits until there is room.
     """
 
@@ -46,14 +46,15 @@ class MembershipLink:
         name: str,
         *,
         timeout_seconds: float,
-        change_wanted: Callable[[], bool],
+        changing: Callable[[], int | None],
         joining: bool,
     ) -> None:
         self._mailbox = mailbox
         self._attempt = attempt
         self._name = name
         self._timeout_seconds = timeout_seconds
-        self._change_wanted = change_wanted
+        self._changing = changing
+        self._number = 0
         self._joining = joining
         context = ray.get_runtime_context()
         self._node = context.get_node_id()
@@ -71,13 +72,14 @@ class MembershipLink:
 
     def change_wanted(self) -> bool:
         """See `Regrouping.change_wanted`."""
-        return self._change_wanted()
+        return self._changing() == self._number
 
     def next(self, failure: CollectiveError | None) -> NextMembers | None:
         """See `Regrouping.next`."""
         found = self._meet()
         if isinstance(found, NextMembers):
             self._joining = False
+            self._number = found.membership.generation
             return found
         if found is None or self._joining:
             return None

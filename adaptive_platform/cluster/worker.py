@@ -131,7 +131,7 @@ def _link(
         attempt,
         name,
         timeout_seconds=job.recipe.reducer.timeout_seconds,
-        change_wanted=recorder.change_wanted,
+        changing=recorder.changing,
         joining=joining,
     )
 

@@ -49,7 +49,7 @@ def link_to(monkeypatch):
             "one",
             "w1",
             timeout_seconds=0.5,
-            change_wanted=lambda: False,
+            changing=lambda: None,
             joining=joining,
         )
 
