@@ -22,8 +22,8 @@ from adaptive_platform.errors import UserError
 
 __all__ = ["chaos", "rows_of", "table"]
 
-_START_SECONDS = 90.0
-"""For the nodes of a stage."""
+_START_SECONDS = 60.0
+"""For the nodes of a stage, beside the scenario's own time."""
 _QUICK = ("kill",)
 
 
@@ -89,9 +89,8 @@ class _Player:
     def play(self, name: str) -> Finding:
         """One scenario."""
         scenario = scenario_of(name)
-        seconds = scenario.limit_seconds
+        seconds = scenario.limit_seconds + _START_SECONDS
         if self._process is None:
-            seconds += _START_SECONDS
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "adaptive_platform.bench.playing"],
                 stdin=subprocess.PIPE,

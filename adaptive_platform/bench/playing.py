@@ -8,6 +8,8 @@ A process of its own, so that whoever wants the results can end it with all that
 from __future__ import annotations
 
 import json
+import math
+import os
 import random
 import shutil
 import subprocess
@@ -35,7 +37,7 @@ from adaptive_platform.bench.invariants import (
     until_full,
 )
 from adaptive_platform.bench.scenarios import Scenario, random_trouble, scenarios, soak
-from adaptive_platform.bench.stage import Stage, adopt_orphans, workers
+from adaptive_platform.bench.stage import Stage, adopt_orphans, end_descendants, workers
 from adaptive_platform.bench.trouble import Moment
 from adaptive_platform.cluster.launch import launch
 from adaptive_platform.cluster.mailbox import Message
@@ -43,6 +45,9 @@ from adaptive_platform.errors import RunFailedError, UserError
 
 __all__ = ["Finding", "NotHereError", "play", "scenario_of"]
 
+_JUDGE_SECONDS = 20.0
+"""Of a scenario's time, for its end and for looking at what came of it."""
+_END_SECONDS = 10.0
 _CALM_STEPS = 45
 """Steps after the last trouble: more than two checkpoints."""
 _LOOK_SECONDS = 0.02
@@ -150,6 +155,7 @@ class _Run:
 
     def __init__(self, stage: Stage, scenario: Scenario, run_dir: Path, orders: Path) -> None:
         self.watch = _Watch(stage)
+        self._deadline = time.monotonic() + scenario.limit_seconds - _JUDGE_SECONDS
         self._stage = stage
         self._scenario = scenario
         self._run_dir = run_dir
@@ -173,33 +179,35 @@ class _Run:
         except BaseException as error:
             self._results.append(error)
 
-    def until(self, condition: Callable[[], bool], what: str, seconds: float) -> None:
-        """Wait for something.
+    def until(self, condition: Callable[[], bool], what: str, seconds: float = math.inf) -> None:
+        """Wait for something, as long as the scenario's time allows, or less.
 
         Raises:
             RunFailedError: It does not happen, or the run ends.
         """
-        deadline = time.monotonic() + seconds
+        began = time.monotonic()
+        deadline = min(began + seconds, self._deadline)
         while not condition():
             if self._results:
                 raise RunFailedError(f"the run ended early: {self._results[0]}")
             if time.monotonic() > deadline:
                 raise RunFailedError(
-                    f"{what} did not happen in {seconds:.0f} s (step {self.watch.step}, "
-                    f"{len(self._stage.pids)} workers)"
+                    f"{what} did not happen in {time.monotonic() - began:.0f} s (step "
+                    f"{self.watch.step}, {len(self._stage.pids)} members, "
+                    f"{len(workers())} processes)"
                 )
             time.sleep(_LOOK_SECONDS)
 
-    def end(self, seconds: float) -> None:
+    def end(self) -> None:
         """Ask it to stop, and wait.
 
         Raises:
             RunFailedError: It does not end, or fails.
         """
         self.watch.stop = True
-        self._thread.join(seconds)
+        self._thread.join(max(self._deadline - time.monotonic(), _END_SECONDS))
         if not self._results:
-            raise RunFailedError(f"the run did not end in {seconds:.0f} s")
+            raise RunFailedError("the run was asked to stop and does not end")
         found = self._results[0]
         if isinstance(found, BaseException) or found.status != "interrupted":
             raise RunFailedError(f"the run failed: {found}")
@@ -222,25 +230,23 @@ def play(stage: Stage, scenario: Scenario) -> Finding:
             stage.begin(orders, disk)
             run_dir = folder / "runs" / "run"
             run = _Run(stage, scenario, run_dir, folder / "orders")
-            left = scenario.limit_seconds
             if scenario.soak_seconds is None:
-                done = _act(stage, scenario, run, left)
+                done = _act(stage, scenario, run)
             else:
-                done = _soak(stage, scenario, run, left)
-            run.end(left)
+                done = _soak(stage, scenario, run)
+            run.end()
             return _judge(scenario, run, run_dir, orders, done, began)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _act(stage: Stage, scenario: Scenario, run: _Run, left: float) -> list[float]:
+def _act(stage: Stage, scenario: Scenario, run: _Run) -> list[float]:
     watch = run.watch
     from_step = heard = 0
     for moment in scenario.moments:
         run.until(
             partial(_ripe, stage, watch, moment, from_step, heard),
             f"the moment for {type(moment.trouble).__name__}",
-            left,
         )
         moment.done.append(time.time())
         heard = len(watch.heard)
@@ -248,16 +254,16 @@ def _act(stage: Stage, scenario: Scenario, run: _Run, left: float) -> list[float
         from_step = watch.step
         if moment.then:
             told = partial(_told, watch, moment.then, heard)
-            run.until(told, f"`{moment.then}`", left)
+            run.until(told, f"`{moment.then}`")
             stage.pids = ()  # those that are known from before
     if scenario.workers_after is not None:
         want = scenario.workers_after
-        run.until(lambda: len(stage.pids) == want, f"{want} workers", left)
+        run.until(lambda: len(stage.pids) == want, f"{want} workers")
     if scenario.tells:
         told = partial(_told, watch, scenario.tells, heard)
-        run.until(told, f"`{scenario.tells}`", left)
+        run.until(told, f"`{scenario.tells}`")
     last = watch.step + _CALM_STEPS
-    run.until(lambda: watch.step >= last, f"{_CALM_STEPS} calm steps", left)
+    run.until(lambda: watch.step >= last, f"{_CALM_STEPS} calm steps")
     return [moment.done[-1] for moment in scenario.moments]
 
 
@@ -275,16 +281,17 @@ def _ripe(stage: Stage, watch: _Watch, moment: Moment, from_step: int, heard: in
     return not moment.coming or 0 < len(stage.pids) < len(workers())
 
 
-def _soak(stage: Stage, scenario: Scenario, run: _Run, left: float) -> list[float]:
+def _soak(stage: Stage, scenario: Scenario, run: _Run) -> list[float]:
     """One event after the other, as soon as all workers are back."""
     assert scenario.soak_seconds is not None
     draw = random.Random(scenario.seed)
     most = scenario.workers[1]
-    run.until(lambda: run.watch.step >= 20, "the start of the run", left)
+    run.until(lambda: run.watch.step >= 20, "the start of the run")
     end = time.monotonic() + scenario.soak_seconds
     done = []
     while time.monotonic() < end:
         run.until(lambda: len(stage.pids) == most, "all workers back", _BACK_SECONDS)
+        stage.clear_drained()
         for trouble in random_trouble(draw):
             done.append(time.time())
             print(f"{type(trouble).__name__} {asdict(trouble)}", file=sys.stderr, flush=True)  # type: ignore[call-overload]
@@ -292,7 +299,7 @@ def _soak(stage: Stage, scenario: Scenario, run: _Run, left: float) -> list[floa
         time.sleep(draw.uniform(*_BREATH_SECONDS))
     run.until(lambda: len(stage.pids) == most, "all workers back", _BACK_SECONDS)
     last = run.watch.step + _CALM_STEPS
-    run.until(lambda: run.watch.step >= last, f"{_CALM_STEPS} calm steps", left)
+    run.until(lambda: run.watch.step >= last, f"{_CALM_STEPS} calm steps")
     return done
 
 
@@ -380,6 +387,7 @@ def main() -> None:
     """Names from standard input, one JSON object per name to standard output."""
     torch.set_num_threads(1)
     adopt_orphans()
+    threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
     stages: dict[bool, Stage] = {}
     for line in sys.stdin:
         scenario = scenario_of(line.strip())
@@ -393,6 +401,14 @@ def main() -> None:
             seconds = round(time.monotonic() - began, 1)
             finding = base | {"verdict": f"failed: {error}", "seconds": seconds, "broken": True}
         print(f"finding {json.dumps(finding)}", flush=True)
+
+
+def _leave_with(parent: int) -> None:
+    """End all of this once nobody is left who waits for it."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    end_descendants()
+    os._exit(1)
 
 
 def _stage(stages: dict[bool, Stage], *, hosts: bool) -> Stage:

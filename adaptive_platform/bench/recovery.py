@@ -19,7 +19,7 @@ from adaptive_platform.errors import RunFailedError
 __all__ = ["recovery", "rows_of"]
 
 _SIDES = ("live", "ray-train", "restart", "torchrun")
-_KILLS = 5
+_KILLS = 3
 _FEW_KILLS = 1
 _QUICK_SIDES = ("live", "torchrun")
 _SIDE_SECONDS = 240.0

@@ -48,6 +48,8 @@ class Stage:
         self._size = nodes
         self._nodes: list[Any] = []
         self._draining: list[Any] = []
+        self.machines: tuple[str, ...] = ()
+        """Ray's ids of the workers' nodes by rank."""
         for _ in range(nodes):
             self.add_node()
         ray.init(address=self._cluster.address, **ours)
@@ -60,9 +62,8 @@ class Stage:
             orders: What its workers follow.
             disk: Small file system that its directory lies on; None for any.
         """
-        for node in self._draining:
-            self._remove(node)
-        self._draining = []
+        self.machines = ()
+        self.clear_drained()
         while len(self._nodes) > self._size:
             self._remove(self._nodes[-1])
         while len(self._nodes) < self._size:
@@ -71,8 +72,12 @@ class Stage:
         self.disk = disk
         self.pids: tuple[int, ...] = ()
         """Processes of the workers by rank."""
-        self.machines: tuple[str, ...] = ()
-        """Ray's ids of their nodes."""
+
+    def clear_drained(self) -> None:
+        """Take those nodes away that were announced to go and have no worker any more."""
+        for node in [n for n in self._draining if n.node_id not in self.machines]:
+            self._draining.remove(node)
+            self._remove(node)
 
     def pid(self, rank: int) -> int:
         """Process of a rank, of the last one where there are fewer.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from adaptive_platform.bench.stage import Stage
+from adaptive_platform.checkpoints.store import CheckpointStore
 
 __all__ = [
     "AddNode",
@@ -160,11 +161,18 @@ class FillDisk:
 
 @dataclass(frozen=True, slots=True)
 class FreeDisk:
-    """There is room again."""
+    """There is room again; the newest checkpoint has to be whole at that moment."""
 
     def act(self, stage: Stage) -> None:
-        """See `Trouble.act`."""
+        """See `Trouble.act`.
+
+        Raises:
+            CheckpointError: It is not.
+        """
         assert stage.disk is not None
+        (run,) = (each for each in stage.disk.iterdir() if each.is_dir())
+        store = CheckpointStore(str(run))
+        store.read(store.saved()[-1])
         Path(stage.disk, "ballast").unlink()
         assert shutil.disk_usage(stage.disk).free > 2**20
 
