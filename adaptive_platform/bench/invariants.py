@@ -41,8 +41,6 @@ TIMEOUT_SECONDS = 8
 _BATCH = 24
 _TOLERANCE = 1e-4
 """Of weights after some hundred steps whose sums were made in another order."""
-_LEAVE_SECONDS = 20.0
-"""Until the processes of a run that is over have ended."""
 _AFTER_SECONDS = 20.0
 """A gap that begins later after an event is not its doing."""
 
@@ -84,7 +82,12 @@ def recipe(run_dir: str | None, workers: tuple[int, int], *words: str) -> Recipe
 
 
 def hold_against_calm(
-    run_dir: Path, notes: Mapping[str, Sequence[str]], *, repeated: int, unreadable: int
+    run_dir: Path,
+    notes: Mapping[str, Sequence[str]],
+    *,
+    repeated: int,
+    unreadable: int,
+    leave_seconds: float = 20.0,
 ) -> Standing:
     """Hold a run that has ended against one of a single worker without trouble.
 
@@ -93,6 +96,7 @@ def hold_against_calm(
         notes: By process, checksums of the weights before each of its passes.
         repeated: Most steps that were made again from a checkpoint, perhaps by other workers.
         unreadable: Samples that may be missing, as they were made so.
+        leave_seconds: Until the processes of a run that is over have to have ended.
     """
     rows = pd.read_parquet(run_dir / "steps").sort_values("time").reset_index(drop=True)
     committed = rows[~rows.skipped]
@@ -134,7 +138,7 @@ def hold_against_calm(
     if not len(committed) <= len(seen) <= len(committed) + repeated:
         wrong.append(f"workers held {len(seen)} different weights in {len(committed)} steps")
         alike = False
-    left = _left_over()
+    left = _left_over(leave_seconds)
     if left:
         wrong.append(f"{left} worker processes are left")
     if lost > unreadable or repeats:
@@ -186,8 +190,8 @@ def until_full(run_dir: Path, when: float, workers: int) -> float:
     return float(back.time.iloc[0] - when) if len(back) else math.nan
 
 
-def _left_over() -> int:
-    deadline = time.monotonic() + _LEAVE_SECONDS
+def _left_over(seconds: float) -> int:
+    deadline = time.monotonic() + seconds
     while (left := len(workers())) and time.monotonic() < deadline:
         time.sleep(0.2)
     return left

@@ -55,7 +55,7 @@ _DISK_MIB = 16
 _NODES = 2
 _BREATH_SECONDS = (2.0, 8.0)
 """Between the events of a soak, once all workers are back."""
-_BACK_SECONDS = 60.0
+_BACK_SECONDS = 90.0
 """Longest wait for that."""
 _TOLD = (
     "lost",
@@ -317,6 +317,7 @@ def _judge(
         orders.notes(),
         repeated=run.watch.restarts * CHECKPOINT_STEPS,
         unreadable=scenario.unreadable,
+        leave_seconds=scenario.leave_seconds,
     )
     wrong = list(standing.wrong)
     gap = max(longest_gap(run_dir, done))

@@ -29,6 +29,8 @@ _PLANNED_SECONDS = 1.0
 _NODE_SECONDS = 15.0
 _RESIZE_SECONDS = 20.0
 _REPLACED_SECONDS = 10.0
+_NODES_SECONDS = 150.0
+"""Of scenarios in which Ray has to notice that a node died, for which it takes half a minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,8 @@ class Scenario:
     """Random trouble for that long, instead of moments."""
     seed: int = 0
     """Of random trouble."""
+    leave_seconds: float = 20.0
+    """From the end of the run until the last process of a worker has ended."""
     limit_seconds: float = 100.0
     """All of it, the start and the end of the run included."""
 
@@ -162,7 +166,8 @@ def scenarios() -> list[Scenario]:
                 Moment(trouble=KillNode(2), workers=_WORKERS, then="lost"),
                 Moment(trouble=AddNode()),
             ),
-            gap_seconds=_GAP_SECONDS,
+            gap_seconds=_NODE_SECONDS,
+            limit_seconds=_NODES_SECONDS,
         ),
         Scenario(
             name="kill-first-node",
@@ -171,7 +176,8 @@ def scenarios() -> list[Scenario]:
                 Moment(trouble=KillNode(0), workers=_WORKERS, then="lost"),
                 Moment(trouble=AddNode()),
             ),
-            gap_seconds=_GAP_SECONDS,
+            gap_seconds=_NODE_SECONDS,
+            limit_seconds=_NODES_SECONDS,
         ),
         Scenario(
             name="kill-node-resizing",
@@ -185,6 +191,7 @@ def scenarios() -> list[Scenario]:
             gap_seconds=_RESIZE_SECONDS,
             workers=(1, 4),
             workers_after=4,
+            limit_seconds=_NODES_SECONDS,
         ),
         Scenario(
             name="kill-all",
@@ -209,7 +216,8 @@ def scenarios() -> list[Scenario]:
             gap_seconds=_NODE_SECONDS,
             workers_after=None,
             hosts=True,
-            limit_seconds=150.0,
+            leave_seconds=90.0,
+            limit_seconds=240.0,
         ),
     ]
 

@@ -61,6 +61,8 @@ class MembershipLink:
         self._actor = context.current_actor
         self._group = ray.util.get_current_placement_group()
         self._host = ray.util.get_node_ip_address()
+        self.cut_off = False
+        """True once the list of workers was out of reach: nobody counts on this one any more."""
         self._why = ""
         # One for all generations, each under a prefix of its own: its port says that we live.
         self._served = serve_store(self._host, timeout_seconds)
@@ -126,7 +128,8 @@ class MembershipLink:
         try:
             found: Assignment = ray.get(answer, timeout=limit)
         except ray.exceptions.RayError:
-            return Verdict.RESTART  # cut off: whoever is left goes on without this worker
+            self.cut_off = True  # whoever is left goes on without this worker
+            return Verdict.RESTART
         verdict, self._why = Verdict(found.verdict), found.why
         if verdict is Verdict.OVER or (verdict is Verdict.GO_ON and found.rank is None):
             return None

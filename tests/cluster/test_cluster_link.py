@@ -82,6 +82,27 @@ def test_one_that_reaches_nobody_gives_up_and_says_whom_it_missed(link_to, free_
     assert len(mailbox.asked) == 3
 
 
+def test_one_that_the_list_does_not_answer_knows_that_it_is_cut_off(link_to, monkeypatch):
+    def silent(answer: object, timeout: float | None = None) -> None:
+        raise ray.exceptions.GetTimeoutError
+
+    link = link_to(Mailbox(place(0, 0, 1)), joining=False)
+    assert not link.cut_off
+    monkeypatch.setattr(ray, "get", silent)
+    lost = CollectiveError(
+        operation="all_reduce",
+        group="world",
+        rank=1,
+        world_size=2,
+        generation=0,
+        timeout_seconds=1,
+        after_seconds=1,
+    )
+    with pytest.raises(CollectiveError, match="all_reduce"):
+        link.next(lost)
+    assert link.cut_off
+
+
 def test_a_wish_for_change_that_is_older_than_the_change_is_not_followed(link_to):
     heard: list[int | None] = [None]
     mailbox = Mailbox(place(0, 0, 1))
