@@ -22,7 +22,7 @@ _SIDES = ("live", "ray-train", "restart", "torchrun")
 _KILLS = 3
 _FEW_KILLS = 1
 _QUICK_SIDES = ("live", "torchrun")
-_SIDE_SECONDS = 240.0
+_SIDE_SECONDS = 300.0
 
 Times = dict[str, dict[str, list[float]]]
 """By side and figure, one value per kill."""
@@ -69,6 +69,8 @@ def _measure(side: str, kills: int) -> dict[str, list[float]]:
         if line.startswith("finding "):
             found: dict[str, list[float]] = json.loads(line.removeprefix("finding "))
             return found
+        if line.startswith("failed "):
+            raise RunFailedError(line.removeprefix("failed "))
     raise RunFailedError((done.stderr.strip().splitlines() or ["it said nothing"])[-1])
 
 

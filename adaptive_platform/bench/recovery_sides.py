@@ -35,7 +35,7 @@ __all__ = ["SIDES"]
 
 _BETWEEN_STEPS = 25
 """Steps from one recovery to the next kill, so that it does not fall on a checkpoint."""
-_PATIENCE_SECONDS = 90.0
+_PATIENCE_SECONDS = 120.0
 _LOOK_SECONDS = 0.05
 _RAY = {
     "address": "local",
@@ -216,8 +216,12 @@ SIDES: dict[str, Callable[[int, Path], dict[str, list[float]]]] = {
 def main() -> None:
     """See the module."""
     adopt_orphans()
-    found: Any = SIDES[sys.argv[1]](int(sys.argv[2]), Path(sys.argv[3]))
-    print(f"finding {json.dumps(found)}", flush=True)
+    try:
+        found: Any = SIDES[sys.argv[1]](int(sys.argv[2]), Path(sys.argv[3]))
+    except Exception as error:
+        print(f"failed {type(error).__name__}: {error}", flush=True)
+    else:
+        print(f"finding {json.dumps(found)}", flush=True)
     os._exit(0)  # endless runs; whoever called ends what is left
 
 
