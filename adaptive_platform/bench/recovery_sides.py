@@ -102,16 +102,17 @@ def _ours(kills: int, folder: Path, *, live: bool) -> dict[str, list[float]]:
     back = "joined" if live else "resume"
     from_step = 0
     for number in range(kills):
-        _wait(
-            lambda s=from_step: watch.step >= s + _BETWEEN_STEPS and len(workers()) >= 2,  # type: ignore[misc]
-            f"kill {number + 1}",
-        )
+
+        def ready(since: int = from_step) -> bool:
+            there = len(watch.pids) == 2 if live else len(workers()) == 2
+            return there and watch.step >= since + _BETWEEN_STEPS
+
+        _wait(ready, f"kill {number + 1}")
         done.append(time.time())
-        os.kill(watch.pids[-1] if watch.pids else max(workers()), signal.SIGKILL)
+        os.kill(watch.pids[-1] if live else max(workers()), signal.SIGKILL)
         _wait(lambda n=number: watch.heard.count(back) > n, f"recovery {number + 1}")  # type: ignore[misc]
-        # A restart counts its steps from the checkpoint on.
-        time.sleep(1.0)
-        from_step = watch.step
+        watch.pids = ()  # those that are known from before
+        from_step = watch.step  # a restart counts its steps from the checkpoint on
     _wait(lambda: watch.step >= from_step + _BETWEEN_STEPS, "calm steps")
     watch.stop = True
     run.join(_PATIENCE_SECONDS)
