@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
 import shutil
 import subprocess
@@ -37,7 +36,7 @@ from adaptive_platform.bench.invariants import (
     until_full,
 )
 from adaptive_platform.bench.scenarios import Scenario, random_trouble, scenarios, soak
-from adaptive_platform.bench.stage import Stage, adopt_orphans, end_descendants, workers
+from adaptive_platform.bench.stage import Stage, adopt_orphans, leave_with_parent, workers
 from adaptive_platform.bench.trouble import Moment
 from adaptive_platform.cluster.launch import launch
 from adaptive_platform.cluster.mailbox import Message
@@ -388,7 +387,7 @@ def main() -> None:
     """Names from standard input, one JSON object per name to standard output."""
     torch.set_num_threads(1)
     adopt_orphans()
-    threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
+    leave_with_parent()
     stages: dict[bool, Stage] = {}
     for line in sys.stdin:
         scenario = scenario_of(line.strip())
@@ -402,14 +401,6 @@ def main() -> None:
             seconds = round(time.monotonic() - began, 1)
             finding = base | {"verdict": f"failed: {error}", "seconds": seconds, "broken": True}
         print(f"finding {json.dumps(finding)}", flush=True)
-
-
-def _leave_with(parent: int) -> None:
-    """End all of this once nobody is left who waits for it."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    end_descendants()
-    os._exit(1)
 
 
 def _stage(stages: dict[bool, Stage], *, hosts: bool) -> Stage:

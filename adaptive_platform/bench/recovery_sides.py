@@ -26,7 +26,7 @@ import ray
 from adaptive_platform.bench import recovery_loops
 from adaptive_platform.bench.faults import Network, Orders, PacedLoss, Points
 from adaptive_platform.bench.invariants import next_step, recipe, until_full
-from adaptive_platform.bench.stage import adopt_orphans, workers
+from adaptive_platform.bench.stage import adopt_orphans, leave_with_parent, workers
 from adaptive_platform.cluster.launch import launch
 from adaptive_platform.cluster.mailbox import Message
 from adaptive_platform.errors import RunFailedError
@@ -217,6 +217,7 @@ SIDES: dict[str, Callable[[int, Path], dict[str, list[float]]]] = {
 def main() -> None:
     """See the module."""
     adopt_orphans()
+    leave_with_parent()
     try:
         found: Any = SIDES[sys.argv[1]](int(sys.argv[2]), Path(sys.argv[3]))
     except Exception as error:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,14 @@ import ray
 
 from adaptive_platform.bench.faults import Orders
 
-__all__ = ["Stage", "adopt_orphans", "descendants", "end_descendants", "workers"]
+__all__ = [
+    "Stage",
+    "adopt_orphans",
+    "descendants",
+    "end_descendants",
+    "leave_with_parent",
+    "workers",
+]
 
 _NODE_CPUS = 2
 _STORE_BYTES = 80 * 2**20
@@ -131,6 +139,19 @@ def adopt_orphans() -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def leave_with_parent() -> None:
+    """From now on, end this process and all below it once nobody is left who waits for it."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        end_descendants()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def descendants(pid: int | None = None) -> dict[int, str]:

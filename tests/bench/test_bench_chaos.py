@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -184,6 +185,30 @@ print(descendants())
         assert done.stdout.split("\n")[-3:-1] == ["True", "{}"], done.stdout
     assert os.getpid() not in descendants()
     end_descendants()
+
+
+def test_what_plays_ends_with_whoever_waits_for_it(tmp_path):
+    inner = """
+from adaptive_platform.bench.stage import leave_with_parent
+import subprocess, time
+leave_with_parent()
+below = subprocess.Popen(["sleep", "60"])
+print(below.pid, flush=True)
+time.sleep(60)
+"""
+    outer = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+    adopt_orphans()
+    waits = subprocess.Popen(
+        [sys.executable, "-c", outer, inner], stdout=subprocess.PIPE, text=True
+    )
+    assert waits.stdout is not None
+    below = int(waits.stdout.readline())
+    waits.kill()
+    waits.wait()
+    deadline = time.monotonic() + 60.0
+    while below in descendants() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert below not in descendants()
 
 
 def test_the_table_has_each_scenario_once_and_says_what_is_allowed():
