@@ -217,7 +217,7 @@ def scenarios() -> list[Scenario]:
             workers_after=None,
             hosts=True,
             leave_seconds=90.0,
-            limit_seconds=240.0,
+            limit_seconds=300.0,
         ),
     ]
 
