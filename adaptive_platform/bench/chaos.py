@@ -1,401 +1,256 @@
-"""Runs in trouble: each scenario ends with its invariants checked, as a table of event and time."""
+"""`bench chaos`: every scenario bounded in time and kept as a line of a file, all as one table."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import threading
+import json
+import os
+import select
+import subprocess
+import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-import torch
-from torch import Tensor, nn
-from torch._C._distributed_c10d import HashStore
-from torch.nn import functional as F
-
+from adaptive_platform.bench.invariants import TIMEOUT_SECONDS
+from adaptive_platform.bench.playing import Finding, scenario_of
 from adaptive_platform.bench.rows import Row
-from adaptive_platform.bench.trouble import (
-    AddNode,
-    Drain,
-    Freeze,
-    Kill,
-    KillNode,
-    Moment,
-    Stage,
-    strays,
-)
-from adaptive_platform.checkpoints.store import CheckpointStore, read_state
-from adaptive_platform.cluster.launch import launch
-from adaptive_platform.cluster.mailbox import Message
-from adaptive_platform.collectives import Membership
-from adaptive_platform.data import PythonConfig, wrap_dataset
-from adaptive_platform.errors import RunFailedError
-from adaptive_platform.recipe import Recipe, load_recipe
-from adaptive_platform.training.run import TrainingRun
+from adaptive_platform.bench.scenarios import scenarios
+from adaptive_platform.bench.stage import adopt_orphans, end_descendants
+from adaptive_platform.errors import UserError
 
-__all__ = ["Outcome", "Scenario", "chaos", "scenarios"]
+__all__ = ["chaos", "rows_of", "table"]
 
-_SAMPLES = 960
-_FEATURES = 16
-_CLASSES = 4
-_BATCH = 24
-_PACE_SECONDS = 0.03
-"""A step is made to take at least this long, so that a run is still under way when trouble ends."""
-_CALM_STEPS = 40
-"""Steps after the last trouble."""
-_PATIENCE_SECONDS = 120.0
-_TOLERANCE = 1e-4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
-    """One run in trouble."""
-
-    name: str
-    workers: tuple[int, int]
-    moments: list[Moment]
-    gap_seconds: float
-    """Longest gap between two committed steps that is allowed after an event."""
-    workers_after: int
-    """Workers at the end."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What came of it. Any breach of an invariant is an error instead."""
-
-    scenario: Scenario
-    gaps: list[float]
-    """Longest gap between committed steps in the ten seconds after each event, in seconds."""
-    full_seconds: list[float]
-    """From each event until the run had its number of workers again; NaN where it did not."""
-    steps: int
-    events: list[str]
-
-
-def scenarios(*, quick: bool) -> list[Scenario]:
-    """The table of trouble; on two nodes of two CPUs, of which runs take three workers."""
-    both = (1, 3)
-    first = Scenario(
-        name="a worker is killed",
-        workers=both,
-        moments=[Moment(30, Kill(1), 3)],
-        gap_seconds=1.5,
-        workers_after=3,
-    )
-    if quick:
-        return [first]
-    return [
-        first,
-        Scenario(
-            name="the first worker is killed",
-            workers=both,
-            moments=[Moment(30, Kill(0), 3)],
-            gap_seconds=1.5,
-            workers_after=3,
-        ),
-        Scenario(
-            name="a worker stands still for 20 s",
-            workers=both,
-            moments=[Moment(30, Freeze(2, 20.0), 3)],
-            gap_seconds=15.0,
-            workers_after=3,
-        ),
-        Scenario(
-            name="a node drains",
-            workers=both,
-            moments=[Moment(30, Drain(1), 3)],
-            gap_seconds=1.0,
-            workers_after=2,
-        ),
-        Scenario(
-            name="a node is killed, another one is added",
-            workers=both,
-            moments=[Moment(30, KillNode(1), 2), Moment(60, AddNode(), 2)],
-            gap_seconds=15.0,
-            workers_after=3,
-        ),
-    ]
+_START_SECONDS = 60.0
+"""For the nodes of a stage, beside the scenario's own time."""
+_QUICK = ("kill",)
 
 
 def chaos(
-    *, quick: bool, case: str = "", say: Callable[[str], None] = lambda text: None
-) -> list[Row]:
-    """Run the scenarios one after the other on a cluster of several nodes on this machine.
+    *,
+    quick: bool = False,
+    cases: Sequence[str] = (),
+    soak_minutes: float = 0.0,
+    seed: int = 0,
+    out: str = "",
+    say: Callable[[str], None] = lambda text: None,
+) -> list[Finding]:
+    """Play scenarios one after the other, each within its time, whatever becomes of the others.
 
     Args:
         quick: The first one only.
-        case: Only those whose name has this in it.
+        cases: Names of those to play; all where there are none.
+        soak_minutes: Random trouble for so long instead; 0 for none.
+        seed: Of random trouble.
+        out: Folder of `elasticity.jsonl` and `elasticity.md`. Scenarios that are in it as expected
+            are not played again unless named. Nothing is kept where empty.
         say: Hears how it goes.
 
+    Returns:
+        All of them in the order of the table, those from earlier included.
+
     Raises:
-        RunFailedError: An invariant was broken; the message says which.
+        UserError: There is no such scenario.
     """
-    torch.set_num_threads(1)
-    stage = Stage(nodes=2)
-    rows, broken = [], []
+    known = [scenario.name for scenario in scenarios()]
+    for name in cases:
+        if name not in known:
+            raise UserError(f"--case = {name}: must be one of {', '.join(known)}.")
+    kept = Path(out, "elasticity.jsonl") if out else None
+    found = {finding.name: finding for finding in _read(kept)}
+    names = list(cases) or (list(_QUICK) if quick else known)
+    if soak_minutes:
+        names = [f"soak:{soak_minutes:g}:{seed}"]
+    elif not cases:
+        names = [n for n in names if n not in found or not found[n].as_expected]
+    adopt_orphans()
+    player = _Player()
     try:
-        for scenario in (s for s in scenarios(quick=quick) if case in s.name):
-            try:
-                outcome = play(stage, scenario)
-            except RunFailedError as error:
-                broken.append(str(error))
-                say(broken[-1])
-                continue
-            say(f"{scenario.name}: {outcome.steps} steps; " + "; ".join(outcome.events))
-            rows += rows_of(outcome)
+        for name in names:
+            finding = player.play(name)
+            found[finding.name] = finding
+            say(f"{finding.name}: {finding.verdict} ({finding.seconds:.0f} s)")
+            for line in finding.told:
+                say(f"  {line}")
+            if kept is not None:
+                _write(kept, found, known)
     finally:
-        stage.close()
-    if broken:
-        raise RunFailedError("; ".join(broken))
-    return rows
+        player.end()
+    return [found[name] for name in (*known, "soak") if name in found]
 
 
-def rows_of(outcome: Outcome) -> list[Row]:
-    """Times of one scenario; the baseline is what is allowed."""
-    allowed = outcome.scenario.gap_seconds
-    found = []
-    for number, (gap, full) in enumerate(zip(outcome.gaps, outcome.full_seconds, strict=True)):
-        name = outcome.scenario.name
-        if len(outcome.gaps) > 1:
-            name += f", event {number + 1}"
-        found.append(_row(f"{name}: longest gap between steps", gap, allowed))
-        if full == full:
-            found.append(_row(f"{name}: all workers there", full, None))
-    return found
-
-
-def _row(case: str, value: float, allowed: float | None) -> Row:
-    ratio = None if allowed is None else value / allowed
-    return Row(
-        bench="chaos",
-        case=case,
-        value=value,
-        unit="s",
-        baseline=allowed,
-        ratio=ratio,
-        repeats=1,
-    )
-
-
-class Points(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
-    """Numbered random rows."""
+class _Player:
+    """A process that plays scenarios, and is ended with all it started when one takes too long."""
 
     def __init__(self) -> None:
-        generator = torch.Generator().manual_seed(0)
-        self._inputs = torch.randn(_SAMPLES, _FEATURES, generator=generator)
-        self._targets = torch.randint(_CLASSES, (_SAMPLES,), generator=generator)
+        self._process: subprocess.Popen[str] | None = None
 
-    def __len__(self) -> int:
-        return _SAMPLES
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self._inputs[index], self._targets[index]
-
-
-def network() -> nn.Module:
-    """A small network without batch norm, so that the result does not depend on the workers."""
-    return nn.Sequential(nn.Linear(_FEATURES, 32), nn.Tanh(), nn.Linear(32, _CLASSES))
-
-
-def paced_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy per sample, after a pause."""
-    time.sleep(_PACE_SECONDS)
-    return F.cross_entropy(outputs, targets, reduction="none")
-
-
-def recipe(run_dir: str | None, workers: tuple[int, int], steps: int = 10**6) -> Recipe:
-    """A fixed batch, so that two runs are comparable step by step."""
-    return load_recipe(
-        {
-            "name": "chaos",
-            "out": run_dir,
-            "workers": workers,
-            "stop": {"steps": steps},
-            "data": {"kind": "python"},
-            "batch": {"kind": "fixed", "global_batch": _BATCH},
-            "lr_rule": {"kind": "none"},
-            "optimizer": {"kind": "sgd", "lr": 0.05, "momentum": 0.9},
-            "schedule": {"kind": "constant"},
-            "reducer": {"kind": "torus", "timeout_seconds": 10},
-            "checkpoint": {"every": "20 steps"},
-            "report": {
-                "record_sample_ids": True,
-                "html": False,
-                "evaluate_every": "0 epochs",
-            },
-            "max_failures": 10,
-        }
-    )
-
-
-@dataclass(slots=True)
-class _Watch:
-    """Collects what the workers say, and answers whether the run may stop."""
-
-    stage: Stage
-    stop: bool = False
-    step: int = 0
-    seen: dict[int, float] = field(default_factory=dict)
-    """When each number of workers was seen last."""
-
-    def __call__(self, messages: list[Message]) -> bool:
-        for kind, fields, _ in messages:
-            if kind == "step":
-                self.step = fields["step"]
-            elif kind == "members":
-                self.stage.pids, self.stage.machines = fields["pids"], fields["nodes"]
-        return self.stop
-
-
-def play(stage: Stage, scenario: Scenario) -> Outcome:
-    """Run one scenario and check its invariants.
-
-    Raises:
-        RunFailedError: One of them is broken.
-    """
-    folder = Path(tempfile.mkdtemp(prefix="chaos-"))
-    try:
-        return _play(stage, scenario, folder / "run")
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _play(stage: Stage, scenario: Scenario, run_dir: Path) -> Outcome:
-    watch = _Watch(stage)
-    stage.pids = ()
-    results: list[Any] = []
-
-    def run() -> None:
-        config = recipe(str(run_dir), scenario.workers)
-        try:
-            results.append(
-                launch(config, watch=watch, model=network, train_data=Points(), loss=paced_loss)
+    def play(self, name: str) -> Finding:
+        """One scenario."""
+        scenario = scenario_of(name)
+        seconds = scenario.limit_seconds + _START_SECONDS
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "adaptive_platform.bench.playing"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env=_environment(),
             )
-        except BaseException as error:
-            results.append(error)
+        began = time.monotonic()
+        verdict = "the process that plays ended"
+        try:
+            assert self._process.stdin is not None
+            self._process.stdin.write(f"{name}\n")
+            self._process.stdin.flush()
+            content = self._answer(seconds)
+        except TimeoutError:
+            content, verdict = None, f"not over within {seconds:.0f} s"
+        except (BrokenPipeError, EOFError):
+            content = None
+        if content is None:
+            self.end()
+            content = {
+                "name": scenario.name,
+                "event": scenario.event,
+                "expected": scenario.expected,
+                "verdict": f"failed: {verdict}",
+                "seconds": round(time.monotonic() - began, 1),
+            }
+        elif content.pop("broken", False):
+            self.end()  # whatever is left of that run must not disturb the next one
+        return Finding(**content | {"told": tuple(content.get("told", ()))})
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
+    def _answer(self, seconds: float) -> dict[str, Any]:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + seconds
+        buffer = b""
+        output = self._process.stdout.fileno()
+        while True:
+            ready, _, _ = select.select([output], [], [], max(deadline - time.monotonic(), 0.0))
+            if not ready:
+                raise TimeoutError
+            more = os.read(output, 65536)
+            if not more:
+                raise EOFError
+            buffer += more
+            *lines, buffer = buffer.split(b"\n")
+            for line in lines:
+                if line.startswith(b"finding "):
+                    found: dict[str, Any] = json.loads(line.removeprefix(b"finding "))
+                    return found
 
-    def until(condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while not condition():
-            if results:
-                raise RunFailedError(f"{scenario.name}: the run ended early: {results[0]}")
-            if time.monotonic() > deadline:
-                raise RunFailedError(f"{scenario.name}: {what} did not happen (step {watch.step})")
-            time.sleep(0.05)
-
-    for moment in scenario.moments:
-        reached, there = moment.step, moment.workers
-        until(
-            lambda s=reached, w=there: watch.step >= s and len(stage.pids) >= w,  # type: ignore[misc]
-            f"step {moment.step} with {moment.workers} workers",
-        )
-        moment.done.append(time.time())
-        moment.trouble.act(stage)
-        time.sleep(2.0)
-    until(lambda: len(stage.pids) == scenario.workers_after, f"{scenario.workers_after} workers")
-    last = watch.step + _CALM_STEPS
-    until(lambda: watch.step >= last, f"{_CALM_STEPS} calm steps")
-    watch.stop = True
-    thread.join(_PATIENCE_SECONDS)
-    if not results:
-        raise RunFailedError(f"{scenario.name}: the run does not end")
-    if isinstance(results[0], BaseException) or results[0].status != "interrupted":
-        raise RunFailedError(f"{scenario.name}: {results[0]}")
-    return check(scenario, run_dir)
+    def end(self) -> None:
+        """The process and everything below it."""
+        if self._process is not None:
+            end_descendants()
+            self._process.wait()
+            self._process = None
 
 
-def check(scenario: Scenario, run_dir: Path) -> Outcome:
-    """Hold a run against one without trouble, and take its times.
+def _environment() -> dict[str, str]:
+    # As a run on its own machine has it; see `cluster.ray_session`.
+    return os.environ | {
+        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+        "OMP_NUM_THREADS": "1",
+    }
 
-    Raises:
-        RunFailedError: Samples, weights, records or processes are not as they should be.
-    """
-    steps = pd.read_parquet(run_dir / "steps").sort_values("step")
-    wrong = []
-    if steps.step.tolist() != list(range(1, len(steps) + 1)):
-        wrong.append("the records have gaps or repeats")
-    ids, weights = undisturbed(len(steps))
-    if [sorted(i for share in row for i in share) for row in steps.sample_ids] != ids:
-        wrong.append("samples were lost, repeated or out of their order")
-    store = CheckpointStore(str(run_dir))
-    newest = store.saved()[-1]
-    if newest.step != len(steps):
-        wrong.append(f"the last checkpoint is of step {newest.step} of {len(steps)}")
-    saved = read_state(store.read(newest))["model"]
-    for name, value in weights.items():
-        if not torch.allclose(saved[name], value, rtol=_TOLERANCE, atol=_TOLERANCE):
-            wrong.append(f"{name} is not what a run without trouble has")
-    deadline = time.monotonic() + 20.0
-    while strays() and time.monotonic() < deadline:
-        time.sleep(0.5)
-    if strays():
-        wrong.append(f"{strays()} worker processes are left")
-    if wrong:
-        raise RunFailedError(f"{scenario.name}: " + "; ".join(wrong))
-    events = pd.read_parquet(run_dir / "events")
-    told = events[events.kind.isin(["lost", "left", "joined", "regrouped", "resume", "warning"])]
-    began = scenario.moments[0].done[0]
-    return Outcome(
-        scenario=scenario,
-        gaps=[_gap(steps, moment.done[0]) for moment in scenario.moments],
-        full_seconds=[_full(steps, moment) for moment in scenario.moments],
-        steps=len(steps),
-        events=[
-            f"{event.time - began:+.2f} s {event.kind}: {event.text}"
-            for event in told.itertuples()
-            if event.time >= began - 1.0
-        ],
+
+def _read(path: Path | None) -> list[Finding]:
+    if path is None or not path.exists():
+        return []
+    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return [Finding(**line | {"told": tuple(line["told"])}) for line in lines]
+
+
+def _write(path: Path, found: dict[str, Finding], known: list[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ordered = [found[name] for name in (*known, "soak") if name in found]
+    lines = [json.dumps(asdict(finding)) for finding in ordered]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    path.with_suffix(".md").write_text(table(ordered), encoding="utf-8")
+
+
+_HEADER = (
+    "event",
+    "expected",
+    "longest gap between steps",
+    "all workers back",
+    "steps repeated",
+    "samples lost / repeated",
+    "weights alike",
+    "stray processes",
+    "verdict",
+)
+
+
+def table(found: Sequence[Finding]) -> str:
+    """All of them as a page."""
+    rows = [_HEADER, ("---",) * len(_HEADER), *map(_cells, found)]
+    lines = [
+        "# Runs in trouble",
+        "",
+        "    adaptive-platform bench chaos --out experiments/studies",
+        "",
+        "Three workers (four where a node is killed during a resize) on two Ray nodes of two CPUs",
+        f"on one machine with {os.cpu_count()} CPUs; a step takes 30 ms and the sums, and",
+        f"`reducer.timeout_seconds` is {TIMEOUT_SECONDS}. Each run is held against a calm one of a",
+        "single worker: the samples of each step, and the weights at the end. A checksum of the",
+        "weights on every worker before every pass says whether they are alike to the bit. The",
+        "command above plays what is not in the table as expected.",
+        "",
+        *("| " + " | ".join(row) + " |" for row in rows),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _cells(finding: Finding) -> tuple[str, ...]:
+    if finding.weights_alike is None:
+        return (finding.event, finding.expected, *("",) * 6, finding.verdict)
+    full = finding.full_seconds
+    verdict = finding.verdict
+    if finding.told_after is not None:
+        verdict += f"; told after {finding.told_after} steps"
+    event = finding.event
+    if finding.name == "soak":
+        event += f", {finding.events} events in {finding.steps} steps"
+    return (
+        event,
+        finding.expected,
+        f"{finding.gap_seconds:.2f} s",
+        "" if full is None else f"{full:.1f} s",
+        str(finding.steps_repeated),
+        f"{finding.samples_lost} / {finding.samples_repeated}",
+        "yes" if finding.weights_alike else "no",
+        str(finding.strays),
+        verdict,
     )
 
 
-def _gap(steps: pd.DataFrame, when: float) -> float:
-    """The longest time without a committed step that begins within ten seconds of an event."""
-    times = steps.time.to_numpy()
-    gaps = times[1:] - times[:-1]
-    after = (times[1:] > when) & (times[:-1] < when + 10.0)
-    return float(gaps[after].max())
-
-
-def _full(steps: pd.DataFrame, moment: Moment) -> float:
-    """Until the number of workers was seen to come back; NaN where it never went, or stayed low."""
-    after = steps[steps.time > moment.done[0]]
-    low = after[after.world_size < moment.workers]
-    if low.empty:
-        return float("nan")
-    back = after[(after.time > low.time.iloc[0]) & (after.world_size >= moment.workers)]
-    return float(back.time.iloc[0] - moment.done[0]) if len(back) else float("nan")
-
-
-def undisturbed(steps: int) -> tuple[list[list[int]], dict[str, Tensor]]:
-    """Sample ids of each step and the weights at the end of a run of one worker."""
-    config = recipe(None, (1, 1), steps)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        model = network()
-    ids: list[list[int]] = []
-    run = TrainingRun(
-        config,
-        model,
-        wrap_dataset(Points()),
-        PythonConfig(),
-        Membership(HashStore(), 0, 1),
-        must_resume=False,
-    )
-    with run:
-        position = None
-        for batch in run:
-            if run.progress != position:
-                position = run.progress
-                ids.append([])
-            ids[-1] += batch.ids.tolist()
-            outputs = model(batch.inputs)
-            run.backward(F.cross_entropy(outputs, batch.targets, reduction="none"), outputs)
-    return [sorted(each) for each in ids], dict(model.state_dict())
+def rows_of(found: Sequence[Finding]) -> list[Row]:
+    """Times, as other benchmarks print them; the baseline is what is allowed."""
+    rows = []
+    for finding in found:
+        scenario = scenario_of(finding.name) if finding.name != "soak" else None
+        times = [("longest gap between steps", finding.gap_seconds, "gap_seconds")]
+        times.append(("all workers back", finding.full_seconds, "full_seconds"))
+        for words, value, bound in times:
+            allowed = getattr(scenario, bound) if scenario is not None else None
+            if value is not None:
+                rows.append(
+                    Row(
+                        bench="chaos",
+                        case=f"{finding.name}: {words}",
+                        value=value,
+                        unit="s",
+                        baseline=allowed,
+                        ratio=value / allowed if allowed else None,
+                        repeats=1,
+                    )
+                )
+    return rows

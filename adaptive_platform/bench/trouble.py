@@ -3,70 +3,32 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
-import subprocess
 import threading
-import time
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Protocol
 
-import ray
+from adaptive_platform.bench.stage import Stage
+from adaptive_platform.checkpoints.store import CheckpointStore
 
 __all__ = [
     "AddNode",
+    "CutLink",
     "Drain",
+    "FillDisk",
+    "FreeDisk",
     "Freeze",
     "Kill",
+    "KillAll",
     "KillNode",
     "Moment",
+    "Order",
     "Slow",
-    "Stage",
     "Trouble",
 ]
-
-_NODE_CPUS = 2
-_STORE_BYTES = 80 * 2**20
-_PREEMPTION = 2
-"""Ray's DRAIN_NODE_REASON_PREEMPTION."""
-
-
-class Stage:
-    """Several Ray nodes on this machine, the head without CPUs, and what is known of the run."""
-
-    def __init__(self, nodes: int) -> None:
-        from ray.cluster_utils import Cluster
-
-        settings = {"object_store_memory": _STORE_BYTES, "include_dashboard": False}
-        self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **settings})
-        self.nodes: list[Any] = []
-        for _ in range(nodes):
-            self.add_node()
-        ray.init(address=self._cluster.address, log_to_driver=False, logging_level="ERROR")
-        self.pids: tuple[int, ...] = ()
-        """Processes of the workers by rank."""
-        self.machines: tuple[str, ...] = ()
-        """Ray's ids of their nodes."""
-
-    def add_node(self) -> None:
-        """One more node; from the main thread only, as Ray wants it."""
-        added = self._cluster.add_node(num_cpus=_NODE_CPUS, object_store_memory=_STORE_BYTES)
-        self.nodes.append(added)
-
-    def kill_node(self, index: int) -> None:
-        """End all processes of a node at once."""
-        self._cluster.remove_node(self.nodes.pop(index), allow_graceful=False)
-
-    def drain(self, index: int) -> None:
-        """Announce that a node will be taken away in a minute."""
-        client = ray._raylet.GcsClient(address=self._cluster.address)
-        deadline_ms = int((time.time() + 60.0) * 1000)
-        client.drain_node(self.nodes[index].node_id, _PREEMPTION, "for the bench", deadline_ms)
-
-    def close(self) -> None:
-        """End everything."""
-        ray.shutdown()
-        self._cluster.shutdown()
 
 
 class Trouble(Protocol):
@@ -85,7 +47,44 @@ class Kill:
 
     def act(self, stage: Stage) -> None:
         """See `Trouble.act`."""
-        os.kill(stage.pids[self.rank], signal.SIGKILL)
+        os.kill(stage.pid(self.rank), signal.SIGKILL)
+
+
+@dataclass(frozen=True, slots=True)
+class KillAll:
+    """SIGKILL to all workers at once."""
+
+    def act(self, stage: Stage) -> None:
+        """See `Trouble.act`."""
+        for pid in stage.pids:
+            os.kill(pid, signal.SIGKILL)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Something goes wrong inside of the worker of a rank, at a place that `faults` knows."""
+
+    place: str
+    rank: int
+
+    def act(self, stage: Stage) -> None:
+        """See `Trouble.act`."""
+        stage.orders.give(self.place, stage.pid(self.rank))
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """The passes of a worker take longer for a while."""
+
+    rank: int
+    factor: float
+    seconds: float
+
+    def act(self, stage: Stage) -> None:
+        """See `Trouble.act`."""
+        pid = stage.pid(self.rank)
+        stage.orders.give("slow", pid, str(self.factor))
+        _later(self.seconds, lambda: stage.orders.take_back("slow", pid))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,47 +96,20 @@ class Freeze:
 
     def act(self, stage: Stage) -> None:
         """See `Trouble.act`."""
-        pid = stage.pids[self.rank]
+        pid = stage.pid(self.rank)
         os.kill(pid, signal.SIGSTOP)
-        threading.Timer(self.seconds, os.kill, (pid, signal.SIGCONT)).start()
-
-
-@dataclass(frozen=True, slots=True)
-class Slow:
-    """A worker runs only a part of the time."""
-
-    rank: int
-    factor: float
-    """Times that it takes longer."""
-    seconds: float
-
-    def act(self, stage: Stage) -> None:
-        """See `Trouble.act`."""
-        pid = stage.pids[self.rank]
-        threading.Thread(target=self._brake, args=(pid,), daemon=True).start()
-
-    def _brake(self, pid: int) -> None:
-        slice_seconds = 0.02
-        end = time.monotonic() + self.seconds
-        try:
-            while time.monotonic() < end:
-                os.kill(pid, signal.SIGSTOP)
-                time.sleep(slice_seconds * (self.factor - 1.0))
-                os.kill(pid, signal.SIGCONT)
-                time.sleep(slice_seconds)
-        except ProcessLookupError:
-            return
+        _later(self.seconds, lambda: os.kill(pid, signal.SIGCONT))
 
 
 @dataclass(frozen=True, slots=True)
 class KillNode:
-    """All processes of a node end at once, its raylet included."""
+    """All processes of the node that a rank lives on end at once, its raylet included."""
 
-    index: int
+    rank: int
 
     def act(self, stage: Stage) -> None:
         """See `Trouble.act`."""
-        stage.kill_node(self.index)
+        stage.kill_node_of(self.rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,29 +123,85 @@ class AddNode:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """A node will be taken away; its workers should leave before."""
+    """The node of a rank will be taken away; its workers should leave before."""
 
-    index: int
+    rank: int
 
     def act(self, stage: Stage) -> None:
         """See `Trouble.act`."""
-        stage.drain(self.index)
+        stage.drain_node_of(self.rank)
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """When something happens: once the run has come to a step, with that many workers."""
+class CutLink:
+    """The network cable of the node that a rank lives on is pulled."""
 
-    step: int
+    rank: int
+
+    def act(self, stage: Stage) -> None:
+        """See `Trouble.act`."""
+        stage.cut_link_of(self.rank)
+
+
+@dataclass(frozen=True, slots=True)
+class FillDisk:
+    """The file system of the run directory has no byte left."""
+
+    def act(self, stage: Stage) -> None:
+        """See `Trouble.act`."""
+        assert stage.disk is not None
+        with Path(stage.disk, "ballast").open("wb", buffering=0) as file:
+            for size in (2**20, 2**12):
+                try:
+                    while file.write(bytes(size)) == size:
+                        pass
+                except OSError:
+                    continue
+
+
+@dataclass(frozen=True, slots=True)
+class FreeDisk:
+    """There is room again; the newest checkpoint has to be whole at that moment."""
+
+    def act(self, stage: Stage) -> None:
+        """See `Trouble.act`.
+
+        Raises:
+            CheckpointError: It is not.
+        """
+        assert stage.disk is not None
+        (run,) = (each for each in stage.disk.iterdir() if each.is_dir())
+        store = CheckpointStore(str(run))
+        store.read(store.saved()[-1])
+        Path(stage.disk, "ballast").unlink()
+        assert shutil.disk_usage(stage.disk).free > 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """When something happens: so many steps after the last moment, or the begin."""
+
     trouble: Trouble
-    workers: int
-    """Number of members that has to be reached first."""
+    steps: int = 30
+    workers: int | None = None
+    """Members that have to be there, neither more nor fewer; None for any number."""
+    heard: str = ""
+    """An event of this kind has to be heard first, since the last moment."""
+    then: str = ""
+    """An event of this kind is waited for afterwards."""
+    coming: bool = False
+    """A replacement has to be under way, and not in yet."""
     done: list[float] = field(default_factory=list)
     """When it was done, in seconds since 1970."""
 
 
-def strays() -> int:
-    """Processes of workers that are left on this machine."""
-    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
-    names = ("ray::RayTrainWorker", "ray::RecruitWorker")
-    return sum(line.startswith(names) for line in listed.stdout.splitlines())
+def _later(seconds: float, act: object) -> None:
+    def quietly() -> None:
+        try:
+            act()  # type: ignore[operator]
+        except ProcessLookupError:
+            return
+
+    timer = threading.Timer(seconds, quietly)
+    timer.daemon = True
+    timer.start()

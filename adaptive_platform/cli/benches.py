@@ -39,13 +39,37 @@ def overhead(
 def chaos(
     quick: _Quick = False,
     as_json: _AsJson = False,
-    case: Annotated[str, typer.Option(help="Only scenarios with this in their name.")] = "",
+    case: Annotated[
+        list[str] | None, typer.Option(help="Only this scenario, such as kill-reduction.")
+    ] = None,
+    out: Annotated[
+        str,
+        typer.Option(help="Folder of the table; scenarios in it as expected aren't played again."),
+    ] = "",
+    soak: Annotated[
+        float, typer.Option(help="Random trouble for so many minutes instead.", metavar="MINUTES")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of random trouble.")] = 0,
 ) -> None:
     """Runs in trouble: kills, drains, new nodes; how long it takes, and that nothing is lost."""
     from adaptive_platform.bench.chaos import chaos as measure
+    from adaptive_platform.bench.chaos import rows_of
 
     say = partial(print, file=sys.stderr, flush=True)
-    _print(measure(quick=quick, case=case, say=say), (), as_json=as_json)
+    found = measure(quick=quick, cases=case or (), soak_minutes=soak, seed=seed, out=out, say=say)
+    _print(rows_of(found), (), as_json=as_json)
+    if not all(finding.as_expected or finding.was_not_run for finding in found):
+        raise typer.Exit(1)
+
+
+@commands.command()
+def recovery(quick: _Quick = False, as_json: _AsJson = False) -> None:
+    """From a killed worker to the next step, against Ray Train's restart and torchrun elastic."""
+    from adaptive_platform.bench.recovery import recovery as measure
+
+    _print(
+        measure(quick=quick, say=partial(print, file=sys.stderr, flush=True)), (), as_json=as_json
+    )
 
 
 @commands.command()

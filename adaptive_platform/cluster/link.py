@@ -35,7 +35,7 @@ class MembershipLink:
         attempt: Which attempt of Ray Train this worker belongs to.
         name: Of this worker, unique within the run.
         timeout_seconds: Of operations between workers: a peer that lives notices within it.
-        change_wanted: What the first worker heard last.
+        changing: The generation that is to change, as far as the first worker heard; None for none.
         joining: This worker is not a member yet; its first `next` waits until there is room.
     """
 
@@ -46,20 +46,23 @@ class MembershipLink:
         name: str,
         *,
         timeout_seconds: float,
-        change_wanted: Callable[[], bool],
+        changing: Callable[[], int | None],
         joining: bool,
     ) -> None:
         self._mailbox = mailbox
         self._attempt = attempt
         self._name = name
         self._timeout_seconds = timeout_seconds
-        self._change_wanted = change_wanted
+        self._changing = changing
+        self._number = 0
         self._joining = joining
         context = ray.get_runtime_context()
         self._node = context.get_node_id()
         self._actor = context.current_actor
         self._group = ray.util.get_current_placement_group()
         self._host = ray.util.get_node_ip_address()
+        self.cut_off = False
+        """True once the list of workers was out of reach: nobody counts on this one any more."""
         self._why = ""
         # One for all generations, each under a prefix of its own: its port says that we live.
         self._served = serve_store(self._host, timeout_seconds)
@@ -71,13 +74,14 @@ class MembershipLink:
 
     def change_wanted(self) -> bool:
         """See `Regrouping.change_wanted`."""
-        return self._change_wanted()
+        return self._changing() == self._number
 
     def next(self, failure: CollectiveError | None) -> NextMembers | None:
         """See `Regrouping.next`."""
         found = self._meet()
         if isinstance(found, NextMembers):
             self._joining = False
+            self._number = found.membership.generation
             return found
         if found is None or self._joining:
             return None
@@ -124,7 +128,8 @@ class MembershipLink:
         try:
             found: Assignment = ray.get(answer, timeout=limit)
         except ray.exceptions.RayError:
-            return Verdict.RESTART  # cut off: whoever is left goes on without this worker
+            self.cut_off = True  # whoever is left goes on without this worker
+            return Verdict.RESTART
         verdict, self._why = Verdict(found.verdict), found.why
         if verdict is Verdict.OVER or (verdict is Verdict.GO_ON and found.rank is None):
             return None

@@ -63,11 +63,12 @@ class Mailbox:
         """The error that ended the run, for workers that Ray started again in vain."""
         return self._final
 
-    def post(self, messages: list[Message]) -> tuple[bool, bool]:
+    def post(self, messages: list[Message]) -> tuple[bool, int | None]:
         """Add messages.
 
         Returns:
-            Whether the run was asked to stop, and whether its workers are to change.
+            Whether the run was asked to stop, and the number of the generation whose workers are to
+            change; None where they are to stay.
         """
         if self._exporter is not None:
             self._exporter.take(messages)
@@ -77,7 +78,8 @@ class Mailbox:
                 self._desk.roster.commit(fields["step"])
             elif kind == "advice":
                 self._desk.want(fields["workers"])
-        return self._stop, self._desk.roster.change_wanted
+        roster = self._desk.roster
+        return self._stop, roster.generation.number if roster.change_wanted else None
 
     def collect(self) -> list[Message]:
         """Take all messages out."""
@@ -154,7 +156,8 @@ class MailboxClient:
         self._skipped = 0
         self._answer: Any = None
         self._posted_at = 0.0
-        self._stop = self._change = False
+        self._stop = False
+        self._changing: int | None = None
 
     @property
     def stop_requested(self) -> bool:
@@ -163,10 +166,13 @@ class MailboxClient:
         return self._stop
 
     @property
-    def change_wanted(self) -> bool:
-        """True where the last answer said that workers are to join or leave."""
+    def changing(self) -> int | None:
+        """The generation whose workers are to change, by the last answer; None for no change.
+
+        An answer may be older than the change that it asks for.
+        """
         self._read_answer()
-        return self._change
+        return self._changing
 
     def send(self, kind: str, record: Any, fraction_done: float) -> None:
         """Queue a record (a dataclass or a dictionary) and post when it is time."""
@@ -206,6 +212,6 @@ class MailboxClient:
         if not ready:
             return
         with suppress(ray.exceptions.RayError):
-            stop, self._change = ray.get(self._answer)
+            stop, self._changing = ray.get(self._answer)
             self._stop = self._stop or stop
         self._answer = None

@@ -160,9 +160,9 @@ class Recorder:
             or (self._first and self._mailbox is not None and self._mailbox.stop_requested)
         )
 
-    def change_wanted(self) -> bool:
-        """True on the first worker while the driver's list of workers is about to change."""
-        return self._first and self._mailbox is not None and self._mailbox.change_wanted
+    def changing(self) -> int | None:
+        """On the first worker, the generation that is about to change; None where none is."""
+        return self._mailbox.changing if self._first and self._mailbox is not None else None
 
     def send(self, kind: str, record: Any) -> None:
         """Post to the driver, where there is one and this worker is the first."""

@@ -66,6 +66,8 @@ class _Recruit:
     actor: Any
     done: Any
     inside: bool
+    ready: Any
+    """Comes once its process lives."""
 
 
 class Recruiter:
@@ -176,10 +178,15 @@ class Recruiter:
             self._recruit(status, inside=number < inside)
 
     def _withdraw(self, known: set[str]) -> None:
-        """End recruits that wait for a place in a group that has none for them."""
+        """End recruits that wait for a place in a group that has none for them.
+
+        One that lives already has its place, and goes on making itself ready.
+        """
         for recruit in [r for r in self._recruits if r.inside and r.name not in known]:
-            ray.kill(recruit.actor)
-            self._recruits.remove(recruit)
+            living, _ = ray.wait([recruit.ready], timeout=0)
+            if not living:
+                ray.kill(recruit.actor)
+                self._recruits.remove(recruit)
 
     def _recruit(self, status: MembershipStatus, *, inside: bool) -> None:
         name = f"{status.attempt}/recruit-{uuid.uuid4().hex[:6]}"
@@ -195,7 +202,8 @@ class Recruiter:
             )
         actor = ray.remote(RecruitWorker).options(**options).remote()
         done = actor.run.remote(self._job, status.attempt, name)
-        self._recruits.append(_Recruit(name, status.attempt, actor, done, inside))
+        ready = actor.__ray_ready__.remote()
+        self._recruits.append(_Recruit(name, status.attempt, actor, done, inside, ready))
 
 
 def _is_placed(group: Any) -> bool:

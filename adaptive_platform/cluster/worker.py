@@ -139,7 +139,7 @@ def _link(
         attempt,
         name,
         timeout_seconds=job.recipe.reducer.timeout_seconds,
-        change_wanted=recorder.change_wanted,
+        changing=recorder.changing,
         joining=joining,
     )
 
@@ -166,6 +166,10 @@ def _train(
         elif link is not None and not recruited:
             link.wait_for_end()  # Ray Train takes a group whose workers have returned for done.
     except CollectiveError as error:
+        if link is not None and link.cut_off:
+            traceback.print_exc()
+            # Nobody is there to end the process, and it must not touch the run again.
+            os._exit(1)
         if link is not None:
             link.lose(str(error))
         raise  # Peers are gone; a new attempt without them can go on.

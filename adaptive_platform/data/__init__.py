@@ -11,7 +11,7 @@ from adaptive_platform.data.order import global_order
 from adaptive_platform.data.python import PythonConfig, wrap_dataset
 from adaptive_platform.data.samples import EncodedImages, Samples
 from adaptive_platform.data.sharded_cache import ShardedCache
-from adaptive_platform.data.shares import dealt, microbatch_sizes, next_slice, positions_of
+from adaptive_platform.data.shares import deal_of, dealt, microbatch_sizes, next_slice, positions_of
 from adaptive_platform.data.shelf import Shelf
 from adaptive_platform.data.sources import DataConfig, DataSource
 from adaptive_platform.data.stream import SampleStream, Share
@@ -31,6 +31,7 @@ __all__ = [
     "ShardedCache",
     "Share",
     "Shelf",
+    "deal_of",
     "dealt",
     "evaluation_batches",
     "global_order",

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from adaptive_platform.data.decoding import Decoded, Decoder
 from adaptive_platform.data.order import EpochOrders
+from adaptive_platform.data.shares import owned
 from adaptive_platform.data.sources import DataConfig
 from adaptive_platform.errors import RunFailedError
 
@@ -106,6 +107,8 @@ class DecodeProcesses:
 class LookAhead:
     """Decodes ahead along the positions `p` with `p % world_size == rank`, across epochs.
 
+    Where shares follow the workers' speeds, along those that `deal[p % len(deal)]` gives to it.
+
     That stream does not depend on the batch size, so a batch change neither throws decoded samples
     away nor decodes one twice. A position off the stream is decoded on the spot; one that another
     worker took instead is dropped.
@@ -118,7 +121,7 @@ class LookAhead:
         self._orders = orders
         self._config = config
         self._rank = rank
-        self._world_size = world_size
+        self._deal = tuple(range(world_size))
         self._processes: DecodeProcesses | None = None
         self._issued = (-1, -1)
         self._arrived = (-1, -1)
@@ -155,6 +158,12 @@ class LookAhead:
         self._ready = {key: row for key, row in self._ready.items() if key >= (epoch, end)}
         return Decoded(np.array(ids, dtype=np.int64), inputs, targets, broken)
 
+    def follow(self, deal: tuple[int, ...]) -> None:
+        """Decode along other positions from now on, where `deal` is another than before."""
+        if deal != self._deal:
+            self._deal = deal
+            self.close()
+
     def close(self) -> None:
         """End the decode processes and forget what they made."""
         if self._processes is not None:
@@ -167,7 +176,8 @@ class LookAhead:
         """The row at `key`; None where the stream does not pass there or has passed already."""
         if key in self._ready:
             return self._ready.pop(key)
-        if key[1] % self._world_size != self._rank or key <= self._arrived:
+        is_mine = self._deal[key[1] % len(self._deal)] == self._rank
+        if not is_mine or key <= self._arrived:
             return None
         if self._processes is None or key > self._issued:
             self.close()
@@ -186,12 +196,12 @@ class LookAhead:
         """Endless; runs in this process, when a decode process is free for more."""
         while True:
             order = self._orders[epoch]
-            mine = np.arange(first, len(order), self._world_size, dtype=np.int64)
+            mine = owned(np.arange(first, len(order), dtype=np.int64), self._rank, self._deal)
             for start in range(0, len(mine), CHUNK):
                 positions = mine[start : start + CHUNK]
                 self._issued = (epoch, int(positions[-1]))
                 yield Chunk(epoch, positions, order[positions])
-            epoch, first = epoch + 1, self._rank
+            epoch, first = epoch + 1, 0
 
 
 class _ChunkSet(Dataset[tuple[Chunk, Decoded]]):

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from adaptive_platform.errors import DataError, UserError
 
-__all__ = ["dealt", "microbatch_sizes", "next_slice", "positions_of"]
+__all__ = ["deal_of", "dealt", "microbatch_sizes", "next_slice", "owned", "positions_of"]
 
 
 def next_slice(cursor: int, batch: int, size: int, minimum: int) -> int:
@@ -46,8 +48,39 @@ def next_slice(cursor: int, batch: int, size: int, minimum: int) -> int:
     return remaining if remaining - take < minimum else take
 
 
+def deal_of(parts: Sequence[int]) -> tuple[int, ...]:
+    """Who takes which position: position `p` belongs to worker `deal[p % len(deal)]`.
+
+    Each worker's positions are spread evenly, so that every slice is close to the shares that were
+    asked for. Equal parts give `(0, 1, ..., n - 1)`.
+
+    Args:
+        parts: Of each worker, by rank, >= 1.
+    """
+    total = sum(parts) if len(set(parts)) > 1 else len(parts)
+    weights = list(parts) if len(set(parts)) > 1 else [1] * len(parts)
+    owed = [0] * len(parts)
+    deal = []
+    for _ in range(total):
+        owed = [have + weight for have, weight in zip(owed, weights, strict=True)]
+        taker = owed.index(max(owed))
+        owed[taker] -= total
+        deal.append(taker)
+    return tuple(deal)
+
+
+def owned(positions: NDArray[np.int64], rank: int, deal: tuple[int, ...]) -> NDArray[np.int64]:
+    """Those positions that belong to a worker."""
+    return positions[np.array(deal)[positions % len(deal)] == rank]
+
+
 def positions_of(
-    rank: int, world_size: int, cursor: int, count: int, minimum: int
+    rank: int,
+    world_size: int,
+    cursor: int,
+    count: int,
+    minimum: int,
+    deal: tuple[int, ...] | None = None,
 ) -> NDArray[np.int64]:
     """Absolute positions of the epoch's order that one worker takes of [cursor, cursor + count).
 
@@ -59,6 +92,9 @@ def positions_of(
     Shares are disjoint and complete, each is 0 or >= minimum, and those that take part differ by
     at most one sample.
 
+    With a `deal`, worker `r` takes the positions that it gives to `r`; where that would leave some
+    worker between 1 and `minimum - 1` samples, the step is shared out as without.
+
     Returns:
         Ascending positions, possibly none.
 
@@ -67,6 +103,12 @@ def positions_of(
     """
     if count < minimum:
         raise AssertionError(f"a slice of {count} samples is below the minimum of {minimum}")
+    if deal is not None:
+        everyone = np.arange(cursor, cursor + count, dtype=np.int64)
+        owners = np.array(deal)[everyone % len(deal)]
+        sizes = np.bincount(owners, minlength=world_size)
+        if not np.any((sizes > 0) & (sizes < minimum)):
+            return everyone[owners == rank]
     smallest = count // world_size or 1
     active = world_size if smallest >= minimum else min(world_size, count // minimum)
     if rank >= active:

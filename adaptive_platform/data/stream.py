@@ -77,6 +77,7 @@ class SampleStream:
         minimum: int,
         microbatch: int,
         at_least: int = 1,
+        deal: tuple[int, ...] | None = None,
     ) -> Share:
         """This worker's part of positions [cursor, cursor + count) of the epoch's order.
 
@@ -87,6 +88,7 @@ class SampleStream:
             minimum: Smallest micro-batch the model can train on.
             microbatch: Largest micro-batch that fits the device.
             at_least: Micro-batches wanted where the share is large enough.
+            deal: Who takes which position, see `shares.deal_of`; all workers alike where None.
 
         Raises:
             DataError: A sample is broken and the policy is to stop, or shapes differ.
@@ -94,8 +96,9 @@ class SampleStream:
         """
         started = time.perf_counter()
         end = cursor + count
-        positions = positions_of(self._rank, self._world_size, cursor, count, minimum)
+        positions = positions_of(self._rank, self._world_size, cursor, count, minimum, deal)
         if self._look_ahead is not None:
+            self._look_ahead.follow(deal or tuple(range(self._world_size)))
             decoded = self._look_ahead.collect(epoch, positions, end)
         else:
             decoded = self._decoder(epoch, self._orders[epoch][positions])

@@ -19,6 +19,16 @@ __all__ = ["clashes"]
 def clashes(recipe: Recipe) -> Iterator[str]:
     """One sentence per clash, with the way out; none where all goes together."""
     batch, rule, schedule = recipe.batch, recipe.lr_rule, recipe.schedule
+    if recipe.membership.rebalance and recipe.model.normalization.together:
+        yield (
+            "membership.rebalance = true: batch norm over a group of workers wants equal shares; "
+            "must be false, or choose another model.normalization."
+        )
+    if recipe.membership.rebalance and recipe.sync.lets_copies_differ:
+        yield (
+            f"membership.rebalance = true: with sync.kind = {recipe.sync.kind} each worker steps "
+            "with its own share, so a smaller one would count as much; must be false."
+        )
     if batch.kind == "smith":
         if rule.kind != "none":
             yield (

@@ -64,6 +64,9 @@ class MembershipConfig(Settings):
     The advice comes at the end of each epoch, for runs with a range of `workers`."""
     follow_advice: bool = False
     """Let workers go, and look for others, until their number is the advised one. Needs `live`."""
+    rebalance: bool = False
+    """Let shares of a step's samples follow the measured speed of the workers. The global batch and
+    the sums stay what they are. Not with group batch norm or with copies that differ."""
 
 
 class ReportConfig(Settings):

@@ -15,7 +15,14 @@ __all__ = ["halved", "largest_of", "recut"]
 
 
 def largest_of(
-    world_size: int, cursor: int, count: int, bound: int, *, minimum: int, at_least: int
+    world_size: int,
+    cursor: int,
+    count: int,
+    bound: int,
+    *,
+    minimum: int,
+    at_least: int,
+    deal: tuple[int, ...] | None = None,
 ) -> int:
     """Samples of the largest micro-batch that any worker has in a step.
 
@@ -26,9 +33,11 @@ def largest_of(
         bound: Most samples of a micro-batch.
         minimum: Fewest samples that the model can train on.
         at_least: Micro-batches wanted where the share is large enough.
+        deal: Who takes which position; all workers alike where None.
     """
     shares = [
-        len(positions_of(rank, world_size, cursor, count, minimum)) for rank in range(world_size)
+        len(positions_of(rank, world_size, cursor, count, minimum, deal))
+        for rank in range(world_size)
     ]
     return microbatch_sizes(max(shares), bound, minimum, at_least)[0]
 

@@ -94,7 +94,13 @@ class OwnShare:
         try:
             return (
                 self._stream.take(
-                    progress.epoch, progress.cursor, consumed, self._minimum, bound, at_least
+                    progress.epoch,
+                    progress.cursor,
+                    consumed,
+                    self._minimum,
+                    bound,
+                    at_least,
+                    self._state.deal,
                 ),
                 None,
             )
@@ -143,6 +149,7 @@ class OwnShare:
             bound,
             minimum=self._minimum,
             at_least=at_least,
+            deal=self._state.deal,
         )
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from adaptive_platform.collectives import Membership, Pending, Reducer
+from adaptive_platform.controllers.worker_shares import WorkerShares
 from adaptive_platform.data import (
     BrokenLedger,
     DataConfig,
@@ -145,6 +146,8 @@ def assemble(
     smallest = _smallest_share(model, policy, membership.world_size)
     minimum = smallest * membership.world_size if policy.together else smallest
     state = lasting.state or _first_state(recipe, len(source.train), minimum, data_config)
+    if state.shares is not None:
+        state.shares.begin(membership.world_size)
     with ExitStack() as resources:
         reducer = Reducer(
             recipe.reducer,
@@ -338,6 +341,7 @@ def _first_state(recipe: Recipe, size: int, minimum: int, data_config: DataConfi
         loss_scale=recipe.precision.first_scale(),
         estimator=recipe.statistics.build(preconditioned=_through_preconditioner(recipe)),
         controller=recipe.batch.build(),
+        shares=WorkerShares() if recipe.membership.rebalance else None,
         ledger=BrokenLedger(size, data_config.max_broken_share),
         variance=recipe.vr.build(for_betas=recipe.optimizer.keeps_squares) if recipe.vr else None,
     )

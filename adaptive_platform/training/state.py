@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from adaptive_platform.controllers import Controller
-from adaptive_platform.data import BrokenLedger
+from adaptive_platform.controllers.worker_shares import WorkerShares
+from adaptive_platform.data import BrokenLedger, deal_of
 from adaptive_platform.errors import CheckpointError
 from adaptive_platform.gradients.precision import LossScale
 from adaptive_platform.optimizers import ListeningOptimizer, load_named_state, named_state
@@ -40,6 +41,8 @@ class RunState:
     estimator: NoiseScaleEstimator
     controller: Controller
     ledger: BrokenLedger
+    shares: WorkerShares | None = None
+    """How much of a step each worker takes; None where all take the same."""
     variance: VarianceReduction | None = None
     """Ratios that gradients are reduced by; None where the recipe has no `vr`."""
     speed: Speed = field(default_factory=Speed)
@@ -71,6 +74,11 @@ class RunState:
             else found
         )
 
+    @property
+    def deal(self) -> tuple[int, ...] | None:
+        """Who takes which position of a step; None where all take the same."""
+        return deal_of(self.shares.parts) if self.shares is not None else None
+
     def state_dict(self) -> dict[str, Any]:
         """Plain values and tensors, one entry per field."""
         return {
@@ -83,6 +91,7 @@ class RunState:
             "estimator": self.estimator.state_dict(),
             "controller": dict(self.controller.state_dict()),
             "ledger": self.ledger.state_dict(),
+            "shares": self.shares.state_dict() if self.shares else None,
             "variance": self.variance.state_dict() if self.variance else None,
             "speed": self.speed.state_dict(),
             "previous_gradient": self.previous_gradient.state_dict(),
@@ -107,6 +116,8 @@ class RunState:
         self.estimator.load_state_dict(state["estimator"])
         self.controller.load_state_dict(state["controller"])
         self.ledger.load_state_dict(state["ledger"])
+        if self.shares is not None and state.get("shares") is not None:
+            self.shares.load_state_dict(state["shares"])
         if self.variance is not None and state["variance"] is not None:
             self.variance.load_state_dict(state["variance"], device)
         self.speed.load_state_dict(state["speed"])

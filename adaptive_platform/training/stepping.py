@@ -133,6 +133,9 @@ class Stepping:
                 "straggler",
                 f"worker {slow.rank} takes {slow.ratio:.1f} times as long per sample as the others",
             )
+        shares = parts.state.shares
+        if shares is not None and shares.observe(measured.paces):
+            parts.tell.event("rebalanced", shares.describe())
 
     def _passes(self, consumed: int, share: Share | None) -> Iterator[MicroBatch]:
         """This worker's micro-batches, up to the first that memory does not hold."""

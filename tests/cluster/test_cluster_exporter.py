@@ -112,5 +112,5 @@ def test_checkpoints_evaluations_and_slow_workers(told):
 
 def test_no_labels_no_metrics(told):
     mailbox = Mailbox()
-    assert mailbox.post([("step", step(1), 0.1)]) == (False, False)
+    assert mailbox.post([("step", step(1), 0.1)]) == (False, None)
     assert Told.all == {}

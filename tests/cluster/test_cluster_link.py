@@ -1,8 +1,9 @@
-"""A worker's side of live membership, where the first one of a new list can't be reached."""
+"""A worker's side of live membership: lists whose first one is out of reach, and old wishes."""
 
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,13 +44,15 @@ def link_to(monkeypatch):
     monkeypatch.setattr(ray.util, "get_current_placement_group", lambda: None)
     monkeypatch.setattr(link_module.ray.util, "get_node_ip_address", lambda: "127.0.0.1")
 
-    def make(mailbox: Mailbox, *, joining: bool) -> MembershipLink:
+    def make(
+        mailbox: Mailbox, *, joining: bool, changing: Callable[[], int | None] = lambda: None
+    ) -> MembershipLink:
         return MembershipLink(
             mailbox,
             "one",
             "w1",
             timeout_seconds=0.5,
-            change_wanted=lambda: False,
+            changing=changing,
             joining=joining,
         )
 
@@ -77,3 +80,37 @@ def test_one_that_reaches_nobody_gives_up_and_says_whom_it_missed(link_to, free_
     assert raised.value.peers == (0,)
     assert raised.value.operation == "rendezvous"
     assert len(mailbox.asked) == 3
+
+
+def test_one_that_the_list_does_not_answer_knows_that_it_is_cut_off(link_to, monkeypatch):
+    def silent(answer: object, timeout: float | None = None) -> None:
+        raise ray.exceptions.GetTimeoutError
+
+    link = link_to(Mailbox(place(0, 0, 1)), joining=False)
+    assert not link.cut_off
+    monkeypatch.setattr(ray, "get", silent)
+    lost = CollectiveError(
+        operation="all_reduce",
+        group="world",
+        rank=1,
+        world_size=2,
+        generation=0,
+        timeout_seconds=1,
+        after_seconds=1,
+    )
+    with pytest.raises(CollectiveError, match="all_reduce"):
+        link.next(lost)
+    assert link.cut_off
+
+
+def test_a_wish_for_change_that_is_older_than_the_change_is_not_followed(link_to):
+    heard: list[int | None] = [None]
+    mailbox = Mailbox(place(0, 0, 1))
+    link = link_to(mailbox, joining=False, changing=lambda: heard[0])
+    assert not link.change_wanted()
+    heard[0] = 0
+    assert link.change_wanted()
+    link.next(None)
+    assert not link.change_wanted(), "the wish was for the generation before"
+    heard[0] = 1
+    assert link.change_wanted()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptive_platform.cluster.recruits import vacancies
+from adaptive_platform.cluster import recruits
+from adaptive_platform.cluster.recruits import Recruiter, vacancies
 
 
 def test_a_lost_worker_is_replaced_in_its_own_place_first():
@@ -36,3 +37,22 @@ def test_never_more_than_wanted_nor_than_there_is_room_for(
     assert 0 <= inside <= max(vacant - coming_inside, 0)
     assert 0 <= outside <= free
     assert inside + outside <= max(wanted - present - coming, 0)
+
+
+def test_of_those_that_wait_in_a_broken_group_only_the_living_go_on(monkeypatch):
+    killed: list[str] = []
+    monkeypatch.setattr(recruits.ray, "kill", killed.append)
+    monkeypatch.setattr(
+        recruits.ray, "wait", lambda refs, timeout: (refs, []) if refs[0] == "lives" else ([], refs)
+    )
+    recruiter = Recruiter(None, b"", {"CPU": 1.0}, print)
+    for name, inside, ready in (
+        ("a", True, "lives"),
+        ("b", True, "has no place"),
+        ("c", False, "has no place"),
+        ("d", True, "has no place"),
+    ):
+        recruiter._recruits.append(recruits._Recruit(name, "one", name, None, inside, ready))
+    recruiter._withdraw({"d"})
+    assert killed == ["b"]
+    assert [recruit.name for recruit in recruiter._recruits] == ["a", "c", "d"]

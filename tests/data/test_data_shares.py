@@ -4,7 +4,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from adaptive_platform.data.order import global_order
-from adaptive_platform.data.shares import microbatch_sizes, next_slice, positions_of
+from adaptive_platform.data.shares import deal_of, microbatch_sizes, next_slice, positions_of
 from adaptive_platform.errors import DataError, UserError
 
 MINIMUM = st.integers(1, 4)
@@ -133,3 +133,30 @@ def test_impossible_requests_are_our_own_mistakes():
         microbatch_sizes(1, 8, minimum=2)
     with pytest.raises(AssertionError, match="cursor 9 of 10"):
         next_slice(9, 4, 10, minimum=2)
+
+
+@given(
+    st.lists(st.integers(1, 12), min_size=1, max_size=6),
+    st.integers(0, 500),
+    st.integers(1, 200),
+    MINIMUM,
+)
+def test_shares_by_parts_are_disjoint_complete_and_close_to_what_was_asked(
+    parts, cursor, count, minimum
+):
+    assume(count >= minimum)
+    deal = deal_of(parts)
+    world = len(parts)
+    shares = [positions_of(rank, world, cursor, count, minimum, deal) for rank in range(world)]
+    assert sorted(np.concatenate(shares)) == list(range(cursor, cursor + count))
+    assert all(len(share) == 0 or len(share) >= minimum for share in shares)
+    even = [positions_of(rank, world, cursor, count, minimum).tolist() for rank in range(world)]
+    if [share.tolist() for share in shares] == even:
+        return  # the same for all, or a share was too small
+    for share, part in zip(shares, parts, strict=True):
+        assert abs(len(share) - count * part / sum(parts)) < world + 1
+
+
+@given(st.integers(1, 9), st.integers(1, 5))
+def test_equal_parts_deal_as_ever(world, parts):
+    assert deal_of([parts] * world) == tuple(range(world))
