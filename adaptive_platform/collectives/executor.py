@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from adaptive_platform.collectives.deadline import Deadline
+from adaptive_platform.collectives.plan import Span
 
 __all__ = ["Executor"]
 
@@ -24,6 +25,21 @@ class Executor(ABC):
 
         Between workers its numbers travel as `wire_dtype`, which may be the buffer's own.
         """
+
+    @abstractmethod
+    def half(
+        self,
+        buffer: torch.Tensor,
+        wire_dtype: torch.dtype,
+        deadline: Deadline,
+        *,
+        gathering: bool,
+    ) -> None:
+        """One half of `reduce`, for a plan in halves: up to the shards, or from there on."""
+
+    @abstractmethod
+    def shard(self, length: int) -> Span:
+        """What this worker owns between the halves of a buffer of that length."""
 
     @abstractmethod
     def all_reduce(self, tensor: torch.Tensor, deadline: Deadline) -> None:

@@ -26,7 +26,7 @@ from adaptive_platform.collectives.deadline import Deadline
 from adaptive_platform.collectives.executor import Executor
 from adaptive_platform.collectives.failure import LinkError
 from adaptive_platform.collectives.groups import Group, ProcessGroups
-from adaptive_platform.collectives.plan import Plan
+from adaptive_platform.collectives.plan import Plan, Span
 from adaptive_platform.collectives.script import Act, Script, native_phase, write_script
 
 __all__ = ["GlooExecutor"]
@@ -82,6 +82,29 @@ class GlooExecutor(Executor):
             exact=wire_dtype is buffer.dtype,
         )
         self._follow(script, buffer, wire_dtype, deadline)
+
+    def half(
+        self,
+        buffer: torch.Tensor,
+        wire_dtype: torch.dtype,
+        deadline: Deadline,
+        *,
+        gathering: bool,
+    ) -> None:
+        """Follow the script of that half."""
+        middle, last = self._plan.first_half, len(self._plan.phases)
+        script = self._script(
+            buffer.numel(),
+            segment=max(1, self._segment_bytes // wire_dtype.itemsize),
+            in_flight=self._in_flight,
+            exact=wire_dtype is buffer.dtype,
+            phases=(middle, last) if gathering else (0, middle),
+        )
+        self._follow(script, buffer, wire_dtype, deadline)
+
+    def shard(self, length: int) -> Span:
+        """As the plan has it."""
+        return self._plan.shard(self._rank, length)
 
     def _slices(self, num_bytes: int) -> int:
         """Parts that can overlap; one where there is nothing to overlap with."""

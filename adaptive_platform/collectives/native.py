@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from adaptive_platform.collectives.groups import Group, ProcessGroups
-from adaptive_platform.collectives.plan import Plan
+from adaptive_platform.collectives.plan import Plan, Span
 from adaptive_platform.collectives.schedules import Op
 
 __all__ = ["NativePhases"]
@@ -37,28 +37,41 @@ class NativePhases:
             if phase.op is Op.REDUCE_SCATTER:
                 self._divisor *= len(phase.groups[0])
 
-    def run(self, buffer: torch.Tensor) -> None:
+    def run(self, buffer: torch.Tensor, phases: slice = slice(None)) -> None:
         """Sum `buffer` over all workers, in place.
 
         Collectives want equal chunks, so a length that does not divide is padded with zeros in
         scratch memory, kept for the next time.
+
+        Args:
+            buffer: 1-D.
+            phases: Which of the phases to do; all, unless given.
         """
         if buffer.numel() % self._divisor == 0:
-            self._phases(buffer)
+            self._phases(buffer, phases)
             return
-        length = -(-buffer.numel() // self._divisor) * self._divisor
+        length = self._padded_length(buffer.numel())
         key = (buffer.dtype, length)
         if key not in self._padded:
             self._padded[key] = buffer.new_empty(length)
         padded = self._padded[key]
         padded[: buffer.numel()].copy_(buffer)
         padded[buffer.numel() :].zero_()
-        self._phases(padded)
+        self._phases(padded, phases)
         buffer.copy_(padded[: buffer.numel()])
 
-    def _phases(self, buffer: torch.Tensor) -> None:
+    def shard(self, length: int) -> Span:
+        """What this worker owns between the halves: equal chunks, but for the padding."""
+        span = self._plan.shard(self._rank, self._padded_length(length))
+        return Span(min(span.start, length), min(span.stop, length))
+
+    def _padded_length(self, length: int) -> int:
+        return -(-length // self._divisor) * self._divisor
+
+    def _phases(self, buffer: torch.Tensor, phases: slice) -> None:
         spans = self._plan.spans(self._rank, buffer.numel())
-        for index, (phase, span) in enumerate(zip(self._plan.phases, spans, strict=True)):
+        steps = list(enumerate(zip(self._plan.phases, spans, strict=True)))
+        for index, (phase, span) in steps[phases]:
             group = self._groups.of_phase(self._plan_index, index)
             if group is not None and span.length:
                 self._collective(phase.op, group, buffer[span.start : span.stop])

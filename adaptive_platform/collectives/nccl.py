@@ -14,7 +14,7 @@ from adaptive_platform.collectives.executor import Executor
 from adaptive_platform.collectives.failure import LinkError
 from adaptive_platform.collectives.groups import ProcessGroups
 from adaptive_platform.collectives.native import NativePhases
-from adaptive_platform.collectives.plan import Plan
+from adaptive_platform.collectives.plan import Plan, Span
 
 __all__ = ["Launched", "NcclExecutor"]
 
@@ -43,15 +43,29 @@ class NcclExecutor(Executor):
     def __init__(
         self, plan: Plan, plan_index: int, groups: ProcessGroups, rank: int, device: torch.device
     ) -> None:
+        self._plan = plan
         self._phases = NativePhases(plan, plan_index, groups, rank)
         self._groups = groups
         self._device = device
         self._stream = torch.cuda.Stream(device)
 
-    def launch(self, buffer: torch.Tensor, wire_dtype: torch.dtype) -> Launched:
+    def launch(
+        self,
+        buffer: torch.Tensor,
+        wire_dtype: torch.dtype,
+        visit: Callable[[torch.Tensor], None] | None = None,
+        *,
+        halves: tuple[bool, ...] = (),
+    ) -> Launched:
         """Queue the sum of `buffer`; wait for it before anything reads the buffer.
 
         NCCL adds in the type that it sends, so a narrower one also rounds the sums.
+
+        Args:
+            buffer: Whose sum.
+            wire_dtype: Type between workers.
+            visit: Queues work on this worker's shard, before the second of both `halves`.
+            halves: Of a plan in halves: which to do, False for the first. Empty for all phases.
 
         Raises:
             LinkError: NCCL refused, since a communicator is broken.
@@ -60,16 +74,45 @@ class NcclExecutor(Executor):
         buffer.record_stream(self._stream)
         with torch.cuda.stream(self._stream):
             began = self._mark()
-            try:
-                if wire_dtype is buffer.dtype:
-                    self._phases.run(buffer)
-                else:
-                    wire = buffer.to(wire_dtype)
-                    self._phases.run(wire)
-                    buffer.copy_(wire)
-            except RuntimeError as error:
-                raise LinkError("reduce", self._groups.world.label, (), str(error)) from None
+            for gathering in halves or (None,):
+                if gathering and visit is not None:
+                    span = self.shard(buffer.numel())
+                    visit(buffer[span.start : span.stop])
+                self._run_phases(buffer, wire_dtype, gathering)
             return Launched(began, self._mark())
+
+    def _run_phases(
+        self, buffer: torch.Tensor, wire_dtype: torch.dtype, gathering: bool | None
+    ) -> None:
+        phases = slice(None)
+        if gathering is not None:
+            middle = self._plan.first_half
+            phases = slice(middle, None) if gathering else slice(middle)
+        try:
+            if wire_dtype is buffer.dtype:
+                self._phases.run(buffer, phases)
+            else:
+                wire = buffer.to(wire_dtype)
+                self._phases.run(wire, phases)
+                buffer.copy_(wire)
+        except RuntimeError as error:
+            raise LinkError("reduce", self._groups.world.label, (), str(error)) from None
+
+    def half(
+        self,
+        buffer: torch.Tensor,
+        wire_dtype: torch.dtype,
+        deadline: Deadline,
+        *,
+        gathering: bool,
+    ) -> None:
+        """Launch and wait."""
+        launched = self.launch(buffer, wire_dtype, halves=(gathering,))
+        self.await_launched(launched, "reduce", deadline)
+
+    def shard(self, length: int) -> Span:
+        """Equal chunks, but for the padding."""
+        return self._phases.shard(length)
 
     def await_launched(self, launched: Launched, operation: str, deadline: Deadline) -> float:
         """Wait on the host, with a limit, then order the current stream behind the operation.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal
 
@@ -31,6 +31,9 @@ __all__ = [
 ]
 
 Groups = tuple[tuple[int, ...], ...]
+
+_GATHERING = (Op.ALL_GATHER, Op.BROADCAST)
+"""Operations that add nothing up."""
 
 
 class Axis(str, Enum):
@@ -137,10 +140,61 @@ class Plan:
                 held.append(Span(bounds[position], bounds[position + 1]))
         return tuple(spans)
 
-    def elements_sent(self, rank: int, length: int) -> int:
-        """Elements that `rank` puts on the wire for one buffer of `length` elements."""
+    def in_halves(self) -> Plan:
+        """The same sum with a moment in between at which every element has one owner.
+
+        An all-reduce becomes the reduce-scatter and the all-gather that it is made of, with the
+        same messages; plans that reduce and broadcast have that moment already.
+        """
+        phases: list[Phase] = []
+        gathers: list[Phase] = []
+        for phase in self.phases:
+            if phase.op is Op.ALL_REDUCE:
+                phases.append(replace(phase, op=Op.REDUCE_SCATTER))
+                gathers.append(replace(phase, op=Op.ALL_GATHER))
+            elif phase.op in _GATHERING:
+                gathers.append(phase)
+            else:
+                phases.append(phase)
+        return replace(self, phases=(*phases, *gathers))
+
+    @property
+    def first_half(self) -> int:
+        """Number of phases up to the moment between: those behind only spread what is summed."""
+        return sum(phase.op not in _GATHERING for phase in self.phases)
+
+    def shard(self, rank: int, length: int) -> Span:
+        """What `rank` owns after the first half; the shards of all ranks make up the buffer.
+
+        Raises:
+            ValueError: The plan has an all-reduce, after which everyone owns everything.
+        """
+        held = Span(0, length)
+        for phase in self.phases[: self.first_half]:
+            if phase.op is Op.ALL_REDUCE:
+                raise ValueError(f"{self.name}: only a plan in halves has shards")
+            place = phase.place(rank)
+            if place is None:
+                continue
+            index, position = place
+            if phase.op is Op.REDUCE_SCATTER:
+                bounds = chunk_bounds(held.start, held.stop, len(phase.groups[index]))
+                held = Span(bounds[position], bounds[position + 1])
+            elif position:
+                held = Span(0, 0)
+        return held
+
+    def elements_sent(self, rank: int, length: int, phases: slice = slice(None)) -> int:
+        """Elements that `rank` puts on the wire for one buffer of `length` elements.
+
+        Args:
+            rank: Whose.
+            length: Elements of the buffer.
+            phases: Which of the phases count; all, unless given.
+        """
         total = 0
-        for phase, span in zip(self.phases, self.spans(rank, length), strict=True):
+        pairs = list(zip(self.phases, self.spans(rank, length), strict=True))
+        for phase, span in pairs[phases]:
             place = phase.place(rank)
             if place is None or not span.length:
                 continue

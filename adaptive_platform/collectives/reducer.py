@@ -19,7 +19,7 @@ from adaptive_platform.collectives.gloo import GlooExecutor
 from adaptive_platform.collectives.groups import Membership, ProcessGroups
 from adaptive_platform.collectives.nccl import Launched, NcclExecutor
 from adaptive_platform.collectives.ordered import Finished, OrderedThread, Pending
-from adaptive_platform.collectives.plan import Plan, ReducerConfig
+from adaptive_platform.collectives.plan import Plan, ReducerConfig, Span
 
 __all__ = ["Reducer"]
 
@@ -75,8 +75,16 @@ class Reducer:
         self._closed = False
         self._groups: ProcessGroups | None = None
         self._executors: list[Executor] = []
+        self._halves: Executor | None = None
         self._thread: OrderedThread | None = None
         plans, rank = self._plans, membership.rank
+        halves = plans[-1][1].in_halves()
+        middle = halves.first_half
+        self._half_sent = lru_cache(maxsize=256)(
+            lambda length, gathering: halves.elements_sent(
+                rank, length, slice(middle, None) if gathering else slice(middle)
+            )
+        )
         self._elements_sent = lru_cache(maxsize=256)(
             lambda index, length: plans[index][1].elements_sent(rank, length)
         )
@@ -128,7 +136,13 @@ class Reducer:
         """Bytes this worker put on the wire, by the plan; small sums as a ring would send them."""
         return self._bytes_sent
 
-    def start(self, buffer: torch.Tensor, wire_dtype: torch.dtype | None = None) -> Pending:
+    def start(
+        self,
+        buffer: torch.Tensor,
+        wire_dtype: torch.dtype | None = None,
+        *,
+        visit: Callable[[torch.Tensor], None] | None = None,
+    ) -> Pending:
         """Begin to sum `buffer` over all workers, in place.
 
         Args:
@@ -140,6 +154,8 @@ class Reducer:
                 its own. With Gloo, sums are kept in the buffer's type all the same. Divide before
                 rather than after where a sum might not fit, and keep what must be exact, such as
                 counts, out of such a buffer.
+            visit: Changes this worker's `shard` of the sum in place before it goes to the others;
+                called behind the caller's back. With it the plan of the largest buffers is used.
 
         Returns:
             The operation; `wait` for it before reading the buffer.
@@ -148,6 +164,41 @@ class Reducer:
             CollectiveError: An earlier operation failed.
             ValueError: Not a 1-D contiguous floating-point tensor, or `wire_dtype` is wider.
         """
+        if visit is not None:
+            return self._in_halves(buffer, wire_dtype, (False, True), visit)
+        wire = self._wire_of(buffer, wire_dtype)
+        if not self._executors or not buffer.numel():
+            return Finished()
+        index = self._index_for(buffer.numel() * wire.itemsize)
+        executor = self._executors[index]
+        self._bytes_sent += self._elements_sent(index, buffer.numel()) * wire.itemsize
+        buffer = buffer.detach()
+        if isinstance(executor, NcclExecutor):
+            return self._on_stream(lambda: executor.launch(buffer, wire), executor)
+        return self._on_thread(
+            lambda limit: executor.reduce(buffer, wire, limit), buffer.numel() * wire.itemsize
+        )
+
+    def scatter(self, buffer: torch.Tensor, wire_dtype: torch.dtype | None = None) -> Pending:
+        """Begin the first half of `start`: this worker's `shard` becomes that of the sum.
+
+        What the rest of the buffer holds is then undefined.
+        """
+        return self._in_halves(buffer, wire_dtype, (False,))
+
+    def gather(self, buffer: torch.Tensor, wire_dtype: torch.dtype | None = None) -> Pending:
+        """Begin the second half of `start`: everyone gets the shards of all."""
+        return self._in_halves(buffer, wire_dtype, (True,))
+
+    def shard(self, length: int) -> Span:
+        """The part of a buffer of `length` elements that is this worker's between the halves.
+
+        It depends on nothing but the length. Each element is in one worker's shard; with plans
+        that have a root it is the root's.
+        """
+        return self._halves.shard(length) if self._halves is not None else Span(0, length)
+
+    def _wire_of(self, buffer: torch.Tensor, wire_dtype: torch.dtype | None) -> torch.dtype:
         if buffer.dim() != 1 or not buffer.is_contiguous() or not buffer.is_floating_point():
             raise ValueError(
                 f"a 1-D contiguous floating-point buffer is needed, not {buffer.dtype} of shape "
@@ -157,19 +208,37 @@ class Reducer:
         if not wire.is_floating_point or wire.itemsize > buffer.element_size():
             raise ValueError(f"wire_dtype = {wire}: must be a float no wider than {buffer.dtype}")
         self._check()
-        if not self._executors or not buffer.numel():
+        return wire
+
+    def _in_halves(
+        self,
+        buffer: torch.Tensor,
+        wire_dtype: torch.dtype | None,
+        halves: tuple[bool, ...],
+        visit: Callable[[torch.Tensor], None] | None = None,
+    ) -> Pending:
+        """Some halves, False for the first; between both comes the visit."""
+        wire = self._wire_of(buffer, wire_dtype)
+        executor, buffer = self._halves, buffer.detach()
+        if executor is None or not buffer.numel():
+            if visit is not None:
+                visit(buffer)
             return Finished()
-        index = self._index_for(buffer.numel() * wire.itemsize)
-        executor = self._executors[index]
-        self._bytes_sent += self._elements_sent(index, buffer.numel()) * wire.itemsize
-        buffer = buffer.detach()
+        elements = sum(self._half_sent(buffer.numel(), gathering) for gathering in halves)
+        self._bytes_sent += elements * wire.itemsize
         if isinstance(executor, NcclExecutor):
-            return self._on_stream(executor, buffer, wire)
-        assert self._thread is not None
-        return self._thread.submit(
-            lambda: self._attempt(lambda limit: self._timed(executor, buffer, wire, limit)),
-            buffer.numel() * wire.itemsize,
-        )
+            return self._on_stream(
+                lambda: executor.launch(buffer, wire, visit, halves=halves), executor
+            )
+
+        def act(limit: Deadline) -> None:
+            for gathering in halves:
+                if gathering and visit is not None:
+                    span = executor.shard(buffer.numel())
+                    visit(buffer[span.start : span.stop])
+                executor.half(buffer, wire, limit, gathering=gathering)
+
+        return self._on_thread(act, buffer.numel() * wire.itemsize)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum a small tensor of any shape and numeric type over all workers, in place.
@@ -284,10 +353,13 @@ class Reducer:
     def _connect(self) -> None:
         limit = Deadline(self._join_seconds)
         trouble: LinkError | None = None
+        # In halves, the plan of the largest has the groups that it has anyway.
+        plans = [plan for _, plan in self._plans]
+        plans.append(plans[-1].in_halves())
         try:
             self._groups = ProcessGroups(
                 self._membership,
-                [plan for _, plan in self._plans],
+                plans,
                 self._device,
                 self._config.timeout_seconds,
                 self._join_seconds,
@@ -298,7 +370,7 @@ class Reducer:
             raise self._error(trouble, limit, trouble.peers)
         assert self._groups is not None
         on_cuda = self._device.type == "cuda"
-        for index, (_, plan) in enumerate(self._plans):
+        for index, plan in enumerate(plans):
             self._executors.append(
                 NcclExecutor(plan, index, self._groups, self.rank, self._device)
                 if on_cuda
@@ -311,6 +383,7 @@ class Reducer:
                     self._config.num_slices,
                 )
             )
+        self._halves = self._executors.pop()
         if not on_cuda:
             self._thread = OrderedThread(f"reducer-{self.rank}", _SHORT_BYTES)
 
@@ -334,18 +407,19 @@ class Reducer:
             return
         self._thread.submit(lambda: self._attempt(lambda limit: act(executor, limit)), 0).wait()
 
-    def _timed(
-        self, executor: Executor, buffer: torch.Tensor, wire: torch.dtype, limit: Deadline
-    ) -> None:
-        began = time.perf_counter()
-        executor.reduce(buffer, wire, limit)
-        self._seconds += time.perf_counter() - began
+    def _on_thread(self, act: Callable[[Deadline], None], num_bytes: int) -> Pending:
+        assert self._thread is not None
 
-    def _on_stream(
-        self, executor: NcclExecutor, buffer: torch.Tensor, wire: torch.dtype
-    ) -> Pending:
+        def timed(limit: Deadline) -> None:
+            began = time.perf_counter()
+            act(limit)
+            self._seconds += time.perf_counter() - began
+
+        return self._thread.submit(lambda: self._attempt(timed), num_bytes)
+
+    def _on_stream(self, launch: Callable[[], Launched], executor: NcclExecutor) -> Pending:
         launched: list[Launched] = []
-        self._attempt(lambda _: launched.append(executor.launch(buffer, wire)))
+        self._attempt(lambda _: launched.append(launch()))
         return _OnStream(self, executor, launched[0])
 
     def _attempt(self, act: Callable[[Deadline], None]) -> None:

@@ -81,6 +81,7 @@ def write_script(
     in_flight: int,
     num_slices: int = 1,
     exact: bool = True,
+    phases: tuple[int, int] | None = None,
 ) -> Script:
     """Work out what `rank` does; all workers call it with the same arguments otherwise.
 
@@ -94,8 +95,13 @@ def write_script(
             phase that the backend sums by itself.
         exact: Messages are of the buffer's own type. If not, the backend's sums are of no use and
             everything that arrives goes through scratch memory.
+        phases: First of the phases to do and the one behind the last; all, unless given. The rest
+            is done by a script of its own.
     """
-    return _Writer(plan, rank, segment, in_flight, exact=exact).write(length, num_slices)
+    writer = _Writer(plan, rank, segment, in_flight, exact=exact)
+    if phases is not None:
+        return writer.write_part(length, *phases)
+    return writer.write(length, num_slices)
 
 
 class _Writer:
@@ -126,6 +132,14 @@ class _Writer:
             for (start, stop), under_way in zip(pairwise(bounds), sums, strict=True):
                 written += under_way[1:]
                 written += self._messages(range(middle + 1, last), start, stop)
+        return Script(tuple(_hoisted(written)), self._works, self._slot_length)
+
+    def write_part(self, length: int, first: int, last: int) -> Script:
+        # Phases before count too: two halves of one reduction share no tag.
+        for _ in self._messages(range(first), 0, length):
+            pass
+        self._works = self._slot_length = 0
+        written = list(self._messages(range(first, last), 0, length))
         return Script(tuple(_hoisted(written)), self._works, self._slot_length)
 
     def _sum(self, index: int, start: int, stop: int) -> Iterator[Instruction]:
