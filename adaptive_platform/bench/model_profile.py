@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from adaptive_platform.gradients.buckets import bucket_layout
+from adaptive_platform.gradients.layout import bucket_layout
 from adaptive_platform.models import ModelConfig
 
 __all__ = ["Bucket", "LayerCost", "buckets_of", "layer_costs"]

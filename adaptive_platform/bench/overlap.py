@@ -13,7 +13,7 @@ from adaptive_platform.bench.loops import WORKERS, our_loop
 from adaptive_platform.bench.processes import run_group
 from adaptive_platform.bench.rows import Row, paired
 from adaptive_platform.collectives import AutoConfig, Membership, Reducer
-from adaptive_platform.gradients.buckets import bucket_layout
+from adaptive_platform.gradients.layout import bucket_layout
 from adaptive_platform.models import ModelConfig
 from adaptive_platform.report.records import StepRecord
 from adaptive_platform.training.observer import SilentObserver

@@ -9,93 +9,18 @@ then `finish`. Between `finish` and `release` each parameter's `.grad` is a view
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from adaptive_platform.errors import UserError
+from adaptive_platform.gradients.contracts import Exchange, Halves, Pending, Preconditioner
+from adaptive_platform.gradients.layout import allocate
+from adaptive_platform.gradients.norms import Norms, sqnorm
+from adaptive_platform.gradients.shards import Reshape, Shards
 
-__all__ = ["GradientBuckets", "Pending", "Preconditioner", "bucket_layout"]
-
-
-class Pending(Protocol):
-    """A reduction under way."""
-
-    def wait(self) -> None:
-        """Return when the buffer holds the sum over all workers; raise when it failed."""
-
-
-class Preconditioner(Protocol):
-    """Norms in the optimizer's own eyes: those of `P g`, with one P for all of a step."""
-
-    @property
-    def active(self) -> bool:
-        """False while P is the identity."""
-
-    def begin(self) -> None:
-        """Fix P for the step to come, alike on all workers."""
-
-    def sqnorms(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
-        """|P g|^2 of each parameter, float32."""
-
-
-class Exchange(Protocol):
-    """Sums all gradients of a step at its end, with a state that only committed steps move."""
-
-    def prepare(self, lengths: Sequence[int], device: torch.device) -> None:
-        """Expect gradients of these lengths from now on."""
-
-    def sum(self, gradients: Sequence[Tensor], rider: Tensor) -> None:
-        """Sum 1-D gradients, which may stay incomplete, and the rider exactly, in place."""
-
-    def commit(self) -> None:
-        """The step of the latest `sum` counts."""
-
-
-def bucket_layout(sizes_bytes: Sequence[int], limit_bytes: int) -> list[list[int]]:
-    """Group parameters in backward order into buckets (Yamazaki et al. 2019, static groups).
-
-    Args:
-        sizes_bytes: Size of each parameter in registration order.
-        limit_bytes: A bucket closes once it holds at least this much.
-
-    Returns:
-        Indices per bucket, last-registered parameter first: the order in which gradients get ready.
-    """
-    buckets: list[list[int]] = []
-    current: list[int] = []
-    held = 0
-    for index in reversed(range(len(sizes_bytes))):
-        current.append(index)
-        held += sizes_bytes[index]
-        if held >= limit_bytes:
-            buckets.append(current)
-            current, held = [], 0
-    if current:
-        buckets.append(current)
-    return buckets
-
-
-@dataclass(slots=True)
-class _Bucket:
-    """One flat buffer, the parameters whose gradients it holds, and the count still missing."""
-
-    flat: Tensor
-    gradient: Tensor
-    parameters: list[nn.Parameter]
-    names: list[str]
-    views: list[Tensor]
-    first_layer: int = 0
-    """Where its parameters start in a vector with one entry per layer."""
-    squares: Tensor | None = None
-    """Float32 sums of squared gradients, flat; only in a step that takes them."""
-    square_views: list[Tensor] = field(default_factory=list)
-    missing: int = 0
-    fired: set[int] = field(default_factory=set)
+__all__ = ["GradientBuckets"]
 
 
 class GradientBuckets:
@@ -113,6 +38,8 @@ class GradientBuckets:
         start_gradients: Like `start`, for gradients alone, whose sum need not be exact. The rider
             then travels by itself.
         exchange: Sums everything at the end of a step instead.
+        halves: Sums with a moment in between, for what is done with the sum element by element.
+            The rider then travels by itself.
 
     Raises:
         UserError: Nothing to train, or parameters of a type whose norm float32 can't hold.
@@ -129,6 +56,7 @@ class GradientBuckets:
         preconditioner: Preconditioner | None = None,
         start_gradients: Callable[[Tensor], Pending] | None = None,
         exchange: Exchange | None = None,
+        halves: Halves | None = None,
     ) -> None:
         unique: dict[int, tuple[str, nn.Parameter]] = {}
         for name, parameter in named_parameters:
@@ -148,22 +76,17 @@ class GradientBuckets:
         self._start = start
         self._start_gradients = start_gradients or start
         self._exchange = exchange
-        self._measure = True
-        self._preconditioner = preconditioner
-        self.preconditioned = False
-        """True in a step whose norms, but for the summed gradient's own, are those of `P g`."""
-        self.statistics_seconds = 0.0
-        """Host time that this step's squared norms took."""
         device = self.parameters[0].device
-        # The rider: the caller's slots, one "was used" mark per parameter, one number per layer.
+        # The rider: the caller's slots, one "was used" mark per parameter, one number per layer; in
+        # halves also the norms of the sum, which each worker takes of its own part.
         self._rider_slots = rider_slots
         num_layers = len(named) if layers else 0
-        rider_length = rider_slots + len(named) + num_layers
-        self._buckets = self._allocate(
+        own_end = rider_slots + len(named) + num_layers
+        self._buckets = allocate(
             named,
             bucket_bytes,
-            rider_length,
-            rider_apart=start_gradients is not None or exchange is not None,
+            own_end + (2 + num_layers if halves is not None else 0),
+            rider_apart=start_gradients is not None or exchange is not None or halves is not None,
         )
         if exchange is not None:
             exchange.prepare([b.gradient.numel() for b in self._buckets[:-1]], device)
@@ -173,23 +96,22 @@ class GradientBuckets:
         """Float32 (rider_slots,): written before `finish`, holds the sum over workers after it."""
         self.used = self._rider_all[rider_slots : rider_slots + len(named)]
         """After `finish`: by how many workers each of `parameters` was used."""
-        self.layer_rider = self._rider_all[rider_slots + len(named) :]
+        self.layer_rider = self._rider_all[rider_slots + len(named) : own_end]
         """Float32 (layers,) in the order of the buckets, used as `rider` is; empty without."""
-        self.layer_sqnorms = torch.zeros(num_layers, device=device)
-        """The last micro-batch's squared norm of each layer, in the order of the buckets."""
-        self.summed_layer_sqnorms = torch.zeros(num_layers, device=device)
-        """After `finish`: the squared norm of each layer of the summed gradient."""
+        self._norms_rider = self._rider_all[own_end:]
+        self._norms = Norms(num_layers, device, preconditioner)
         self._slot_of = {id(p): i for i, p in enumerate(self.parameters)}
-        self._bucket_of = {id(p): b for b in self._buckets for p in b.parameters}
+        self._bucket_of = {id(p): i for i, b in enumerate(self._buckets) for p in b.parameters}
         in_buckets = [p for b in self._buckets for p in b.parameters]
         layer_of = {id(p): layer for layer, p in enumerate(in_buckets)}
         self._model_order = [layer_of[id(p)] for p in self.parameters]
         for bucket in self._buckets:
             if bucket.parameters:
                 bucket.first_layer = layer_of[id(bucket.parameters[0])]
-        self._microbatch_sqnorm = torch.zeros((), device=device)
-        self.summed_sqnorm = torch.zeros((), device=device)
-        """After `finish`: squared norm of the sum as micro-batches are measured, so through P."""
+        self.shards: Shards | None = None
+        """This worker's own parts of the sum, where it is made in halves."""
+        if halves is not None:
+            self.shards = Shards(self._buckets[:-1], halves, self._norms)
         self._pending: list[Pending] = []
         self._launched = 0
         self._alone = False
@@ -211,33 +133,31 @@ class GradientBuckets:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def begin_step(self, *, measure: bool, squares: bool = False, alone: bool = False) -> None:
+    def begin_step(
+        self,
+        *,
+        measure: bool,
+        squares: bool = False,
+        reshape: Reshape | None = None,
+        alone: bool = False,
+    ) -> None:
         """Forget an unfinished step, if any, and expect the first micro-batch.
 
         Args:
             measure: Take the squared norm of each micro-batch's gradient.
+            squares: With halves, also sum the squared elements of the micro-batches' gradients.
+                `finish` then leaves each worker with its shards of both, and `shards.gather` makes
+                the sum whole again. Equal on all workers.
+            reshape: With halves, changes the shards of the summed gradient on their way, after
+                they are measured; has no effect in a step with squares.
             alone: Sum the rider only: each worker keeps the gradient of its own samples. Equal on
                 all workers.
-            squares: Also sum the squared elements of the micro-batches' gradients over all
-                workers, in buffers and messages of their own. Equal on all workers.
         """
-        self._measure = measure
         self._alone = alone
         self._active = False
-        self.preconditioned = False
-        for bucket in self._buckets:
-            bucket.squares, bucket.square_views = None, []
-            if squares:
-                bucket.squares = torch.zeros(
-                    bucket.gradient.shape, dtype=torch.float32, device=bucket.flat.device
-                )
-                bucket.square_views = _views(bucket.squares, bucket.parameters)
-        self.statistics_seconds = 0.0
-        if measure and self._preconditioner is not None:
-            started = time.perf_counter()
-            self._preconditioner.begin()
-            self.preconditioned = self._preconditioner.active
-            self.statistics_seconds += time.perf_counter() - started
+        self._norms.begin_step(measure=measure)
+        if self.shards is not None:
+            self.shards.begin_step(squares=squares, reshape=reshape)
         self._pending = []
         self._launched = 0
         self._rider_all.zero_()
@@ -262,9 +182,7 @@ class GradientBuckets:
         self._started_microbatches += 1
         self._last = last
         self._active = True
-        self._microbatch_sqnorm = torch.zeros_like(self._microbatch_sqnorm)
-        if self.layer_sqnorms.numel():
-            self.layer_sqnorms.zero_()
+        self._norms.begin_microbatch()
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
             bucket.fired.clear()
@@ -276,15 +194,15 @@ class GradientBuckets:
             Squared norm of this micro-batch's gradient as it was back-propagated: 0-dim float32 on
             the gradients' device, zero where `measure` is off.
         """
-        for bucket in self._buckets:
+        for index, bucket in enumerate(self._buckets):
             if bucket.missing:
-                self._absorb(bucket)
+                self._absorb(index)
         self._active = False
         self._refuse_leftovers(
             "got its gradient in two parts, as with reentrant activation checkpointing: use "
             "checkpoint(..., use_reentrant=False)."
         )
-        return self._microbatch_sqnorm
+        return self._norms.microbatch
 
     def _refuse_leftovers(self, problem: str) -> None:
         for name, parameter in zip(self.names, self.parameters, strict=True):
@@ -302,25 +220,38 @@ class GradientBuckets:
         if self._started_microbatches == 0:
             for bucket in self._buckets:
                 bucket.gradient.zero_()
+            if self.shards is not None:
+                self.shards.clear_squares()
         self.used.copy_(torch.tensor(self._used_here))
         if self._alone:
             return self._finish_alone()
         if self._exchange is not None:
             return self._finish_exchanged(self._exchange)
+        if self.shards is not None:
+            return self._finish_in_halves(self.shards)
         self._launch(len(self._buckets))
-        squares = [self._start(b.squares) for b in self._buckets if b.squares is not None]
-        total = torch.zeros_like(self._microbatch_sqnorm)
-        self.summed_sqnorm = torch.zeros_like(total)
+        total = torch.zeros_like(self._norms.microbatch)
+        self._norms.begin_sum()
         for pending, bucket in zip(self._pending, self._buckets, strict=True):
             pending.wait()
-            started = time.perf_counter()
-            total += self._measure_sum(bucket)
-            self.statistics_seconds += time.perf_counter() - started
-        for pending in squares:
-            pending.wait()
+            total += self._norms.take_sum(bucket)
         self._pending = []
         self._show()
         return total
+
+    def _finish_in_halves(self, shards: Shards) -> Tensor:
+        """Norms are taken where the sum is whole for the first time, and ride with the rest."""
+        self._launch(len(self._buckets) - 1)
+        for pending in self._pending:
+            pending.wait()
+        self._pending = []
+        norms = self._norms
+        self._norms_rider.copy_(shards.measured(norms.summed_layers.numel()))
+        self._start(self._rider_all).wait()
+        norms.summed = self._norms_rider[1].clone()
+        norms.summed_layers.copy_(self._norms_rider[2:])
+        self._show()
+        return self._norms_rider[0].clone()
 
     def _finish_exchanged(self, exchange: Exchange) -> Tensor:
         exchange.sum([bucket.gradient for bucket in self._buckets[:-1]], self._rider_all)
@@ -341,7 +272,7 @@ class GradientBuckets:
 
     def own_sqnorm(self) -> Tensor:
         """Squared norm of what this worker's buckets hold: 0-dim float32."""
-        return torch.stack([_sqnorm(bucket.gradient) for bucket in self._buckets]).sum()
+        return torch.stack([sqnorm(bucket.gradient) for bucket in self._buckets]).sum()
 
     def _show(self) -> None:
         for bucket in self._buckets:
@@ -364,16 +295,6 @@ class GradientBuckets:
     def parameters_of_sums(self) -> list[nn.Parameter]:
         """Parameters in the order of `summed`."""
         return [p for bucket in self._buckets for p in bucket.parameters]
-
-    def summed_squares(self) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Name, summed gradient and weighted sum of squares of each parameter, after `finish`."""
-        for bucket in self._buckets:
-            yield from zip(bucket.names, bucket.views, bucket.square_views, strict=True)
-
-    def release_squares(self) -> None:
-        """Give the memory of the squares back."""
-        for bucket in self._buckets:
-            bucket.squares, bucket.square_views = None, []
 
     def in_model_order(self, layers: Sequence[float]) -> list[float]:
         """Numbers in the order of the buckets, put in that of the model's parameters."""
@@ -410,51 +331,52 @@ class GradientBuckets:
         return None
 
     @property
+    def preconditioned(self) -> bool:
+        """True in a step whose norms, but for the summed gradient's own, are those of `P g`."""
+        return self._norms.preconditioned
+
+    @property
+    def statistics_seconds(self) -> float:
+        """Time that this step's squared norms and squares took on this host."""
+        return self._norms.seconds
+
+    @property
+    def layer_sqnorms(self) -> Tensor:
+        """The last micro-batch's squared norm of each layer, in the order of the buckets."""
+        return self._norms.layers
+
+    @property
+    def summed_sqnorm(self) -> Tensor:
+        """After `finish`: squared norm of the sum as micro-batches are measured, so through P."""
+        return self._norms.summed
+
+    @property
+    def summed_layer_sqnorms(self) -> Tensor:
+        """After `finish`: the squared norm of each layer of the summed gradient."""
+        return self._norms.summed_layers
+
+    @property
     def num_bytes(self) -> int:
         """Bytes that one reduction sums, rider included."""
         return sum(b.flat.numel() * b.flat.element_size() for b in self._buckets)
 
-    def _allocate(
-        self,
-        named: list[tuple[str, nn.Parameter]],
-        bucket_bytes: int,
-        rider_length: int,
-        *,
-        rider_apart: bool,
-    ) -> list[_Bucket]:
-        buckets: list[_Bucket] = []
-        kinds = dict.fromkeys((p.dtype, p.device) for _, p in named)
-        # Float32 last, since the rider needs it.
-        for dtype, device in sorted(kinds, key=lambda kind: kind[0] is torch.float32):
-            members = [(n, p) for n, p in named if p.dtype is dtype and p.device == device]
-            layout = bucket_layout([p.numel() * p.element_size() for _, p in members], bucket_bytes)
-            for indices in layout:
-                chosen = [members[i] for i in indices]
-                buckets.append(_new_bucket(chosen, dtype, device, 0))
-        if buckets[-1].flat.dtype is torch.float32 and not rider_apart:
-            last = buckets.pop()
-            chosen = list(zip(last.names, last.parameters, strict=True))
-            device = last.flat.device
-            buckets.append(_new_bucket(chosen, torch.float32, device, rider_length))
-        else:
-            buckets.append(_new_bucket([], torch.float32, buckets[-1].flat.device, rider_length))
-        return buckets
-
     def _on_gradient(self, parameter: Tensor) -> None:
         if not self._active:
             return
-        bucket = self._bucket_of[id(parameter)]
+        index = self._bucket_of[id(parameter)]
+        bucket = self._buckets[index]
         if id(parameter) in bucket.fired:
             return
         bucket.fired.add(id(parameter))
         bucket.missing -= 1
         if bucket.missing == 0:
-            self._absorb(bucket)
+            self._absorb(index)
 
-    def _absorb(self, bucket: _Bucket) -> None:
+    def _absorb(self, index: int) -> None:
         """Move fresh gradients into the bucket, measure them, and send the bucket if it is time."""
+        bucket = self._buckets[index]
         views, gradients, present = [], [], []
-        for index, (parameter, view, name) in enumerate(
+        for place, (parameter, view, name) in enumerate(
             zip(bucket.parameters, bucket.views, bucket.names, strict=True)
         ):
             if parameter.grad is None:
@@ -467,62 +389,24 @@ class GradientBuckets:
                     "together with the others. Build its embedding with sparse=False."
                 )
             views.append(view)
-            present.append(index)
+            present.append(place)
             gradients.append(parameter.grad)
             self._used_here[self._slot_of[id(parameter)]] = 1.0
             parameter.grad = None
         if gradients:
-            if self._measure:
-                # Before the copy: on a CPU it then finds the gradients in the cache.
-                started = time.perf_counter()
-                sqnorms = self._sqnorms([bucket.parameters[i] for i in present], gradients)
-                self._microbatch_sqnorm += sqnorms.sum()
-                if self.layer_sqnorms.numel():
-                    self._keep_layers(bucket, sqnorms, present)
-                self.statistics_seconds += time.perf_counter() - started
-            if bucket.squares is not None:
-                started = time.perf_counter()
-                self._add_squares([bucket.square_views[i] for i in present], gradients)
-                self.statistics_seconds += time.perf_counter() - started
+            # Before the copy: on a CPU it then finds the gradients in the cache.
+            self._norms.take(bucket, present, gradients)
             if self._first:
                 torch._foreach_copy_(views, gradients)
             else:
                 torch._foreach_add_(views, gradients)
+        if self.shards is not None and bucket.parameters:
+            self.shards.add_squares(
+                index, present, gradients, self._square_weight, first=self._first
+            )
         bucket.missing = 0
         if self._last:
             self._launch_ready()
-
-    def _keep_layers(self, bucket: _Bucket, sqnorms: Tensor, present: list[int]) -> None:
-        first, count = bucket.first_layer, len(bucket.parameters)
-        if len(present) == count:
-            self.layer_sqnorms[first : first + count] = sqnorms
-            return
-        for index, sqnorm in zip(present, sqnorms.unbind(), strict=True):
-            self.layer_sqnorms[first + index] = sqnorm
-
-    def _add_squares(self, views: list[Tensor], gradients: list[Tensor]) -> None:
-        gradients = [g if g.dtype is torch.float32 else g.float() for g in gradients]
-        torch._foreach_addcmul_(views, gradients, gradients, self._square_weight)
-
-    def _measure_sum(self, bucket: _Bucket) -> Tensor:
-        """Plain squared norm of a summed bucket; what else is measured goes into attributes."""
-        by_layer = self._measure and bool(self.layer_sqnorms.numel() or self.preconditioned)
-        if not by_layer or not bucket.views:
-            plain = _sqnorm(bucket.gradient)
-            self.summed_sqnorm += plain
-            return plain
-        layers = self._sqnorms(bucket.parameters, bucket.views)
-        measured = layers.sum()
-        self.summed_sqnorm += measured
-        if self.layer_sqnorms.numel():
-            first = bucket.first_layer
-            self.summed_layer_sqnorms[first : first + len(layers)] = layers
-        return _sqnorm(bucket.gradient) if self.preconditioned else measured
-
-    def _sqnorms(self, parameters: list[nn.Parameter], gradients: list[Tensor]) -> Tensor:
-        if self._preconditioner is not None and self.preconditioned:
-            return self._preconditioner.sqnorms(parameters, gradients)
-        return torch.stack(torch._foreach_norm(gradients, dtype=torch.float32)).square()
 
     def _launch_ready(self) -> None:
         if self._alone or self._exchange is not None:
@@ -533,51 +417,11 @@ class GradientBuckets:
             self._launch(self._launched + 1)
 
     def _launch(self, until: int) -> None:
-        for bucket in self._buckets[self._launched : until]:
-            rides = bucket is self._buckets[-1]
-            self._pending.append((self._start if rides else self._start_gradients)(bucket.flat))
+        for index in range(self._launched, until):
+            if self.shards is not None and index < len(self._buckets) - 1:
+                self._pending += self.shards.launch(index)
+                continue
+            rides = index == len(self._buckets) - 1
+            start = self._start if rides else self._start_gradients
+            self._pending.append(start(self._buckets[index].flat))
         self._launched = max(self._launched, until)
-
-
-def _new_bucket(
-    named: list[tuple[str, nn.Parameter]], dtype: torch.dtype, device: torch.device, extra: int
-) -> _Bucket:
-    length = sum(p.numel() for _, p in named)
-    flat = torch.zeros(length + extra, dtype=dtype, device=device)
-    parameters = [p for _, p in named]
-    return _Bucket(
-        flat=flat,
-        gradient=flat[:length],
-        parameters=parameters,
-        names=[n for n, _ in named],
-        views=_views(flat, parameters),
-    )
-
-
-def _views(flat: Tensor, parameters: Iterable[Tensor]) -> list[Tensor]:
-    """Consecutive pieces of `flat` in the shape and layout of the parameters."""
-    views, offset = [], 0
-    for parameter in parameters:
-        piece = flat[offset : offset + parameter.numel()]
-        views.append(_view_like(piece, parameter))
-        offset += parameter.numel()
-    return views
-
-
-def _view_like(piece: Tensor, parameter: Tensor) -> Tensor:
-    """A view with the parameter's own strides, so that channels_last gradients move unpermuted."""
-    stride = parameter.stride()
-    dense = sorted((s, n) for s, n in zip(stride, parameter.shape, strict=True) if n > 1)
-    expected = 1
-    for step, count in dense:
-        if step != expected:
-            return piece.view(parameter.shape)
-        expected *= count
-    return piece.as_strided(parameter.shape, stride)
-
-
-def _sqnorm(flat: Tensor) -> Tensor:
-    """Sum of squares in float32, 0-dim."""
-    if flat.dtype is torch.float32:
-        return torch.dot(flat, flat)
-    return torch.linalg.vector_norm(flat, dtype=torch.float32).square()

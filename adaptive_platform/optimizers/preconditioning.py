@@ -38,6 +38,7 @@ class AdamPreconditioner:
         self._optimizer = optimizer
         self._averages: dict[int, _Average] = {}
         self._scratch = torch.empty(2, _CHUNK).unbind()
+        self._scratch_of_parts = torch.empty(2, _CHUNK).unbind()
 
     @property
     def active(self) -> bool:
@@ -84,22 +85,45 @@ class AdamPreconditioner:
             for p, gradient in zip(parameters, gradients, strict=True)
         ]
 
+    @torch.no_grad()
+    def part_sqnorms(
+        self,
+        parameters: Sequence[Tensor],
+        parts: Sequence[tuple[int, int]],
+        gradients: Sequence[Tensor],
+    ) -> Tensor:
+        """|P g|^2 of a part of each parameter, where `active`; may run beside `sqnorms`.
+
+        Args:
+            parameters: Of the optimizer.
+            parts: Elements `[start, stop)` of each, in the order of the parameter's memory.
+            gradients: 1-D, of these elements.
+
+        Returns:
+            Float32, one entry per parameter, on the gradients' device.
+        """
+        found = []
+        for parameter, (start, stop), gradient in zip(parameters, parts, gradients, strict=True):
+            of = self._averages.get(id(parameter))
+            if of is None:
+                found.append(torch.zeros((), device=gradient.device))
+                continue
+            kept = _in_memory_order(of.kept, parameter)[start:stop]
+            part = _Average(kept, of.correction, of.eps)
+            if gradient.device.type == "cpu" and gradient.dtype is kept.dtype is torch.float32:
+                found.append(part.sqnorm(gradient, self._scratch_of_parts))
+            else:
+                found.append(part.scaled(gradient).square().sum())
+        return torch.stack(found)
+
     def _sqnorm(self, parameter: Tensor, gradient: Tensor) -> Tensor:
-        """One parameter's |P g|^2 on a CPU, piece by piece."""
-        found = torch.zeros(())
+        """One parameter's |P g|^2 on a CPU."""
         if id(parameter) not in self._averages:
-            return found
+            return torch.zeros(())
         of = self._averages[id(parameter)]
         if not _alike(gradient, of.kept):
             return of.scaled(gradient).square().sum()
-        for piece, kept in zip(_pieces(gradient), _pieces(of.kept), strict=True):
-            roots, scaled = (scratch[: piece.numel()] for scratch in self._scratch)
-            torch.sqrt(kept, out=roots)
-            roots.add_(of.eps * of.correction)
-            torch.sign(kept, out=scaled)
-            scaled.div_(roots).mul_(piece)
-            found += torch.dot(scaled, scaled)
-        return found * of.correction**2
+        return of.sqnorm(gradient, self._scratch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +138,18 @@ class _Average:
     def scaled(self, gradient: Tensor) -> Tensor:
         roots = self.kept.float().sqrt().div_(self.correction).add_(self.eps)
         return torch.where(self.kept > 0, gradient.float() / roots, 0.0)
+
+    def sqnorm(self, gradient: Tensor, scratch: tuple[Tensor, ...]) -> Tensor:
+        """|P g|^2, piece by piece; the gradient lies in memory as the average does."""
+        found = torch.zeros(())
+        for piece, kept in zip(_pieces(gradient), _pieces(self.kept), strict=True):
+            roots, scaled = (memory[: piece.numel()] for memory in scratch)
+            torch.sqrt(kept, out=roots)
+            roots.add_(self.eps * self.correction)
+            torch.sign(kept, out=scaled)
+            scaled.div_(roots).mul_(piece)
+            found += torch.dot(scaled, scaled)
+        return found * self.correction**2
 
 
 def _correction(group: dict[str, Any], steps: int) -> float:
@@ -132,3 +168,15 @@ def _alike(gradient: Tensor, kept: Tensor) -> bool:
 def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
     """A dense tensor in 1-D pieces, in the order of its memory."""
     return tensor.as_strided((tensor.numel(),), (1,)).split(_CHUNK)
+
+
+def _in_memory_order(kept: Tensor, parameter: Tensor) -> Tensor:
+    """All elements of `kept`, 1-D, in the order in which those of the parameter lie in memory.
+
+    A parameter with gaps in its memory counts as contiguous, as it does in the buckets.
+    """
+    if not torch.ops.aten.is_non_overlapping_and_dense(parameter):
+        return kept.reshape(-1)
+    if kept.stride() != parameter.stride():
+        kept = torch.empty_like(parameter, dtype=kept.dtype).copy_(kept)
+    return kept.as_strided((kept.numel(),), (1,))

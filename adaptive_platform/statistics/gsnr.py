@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["elementwise_gsnr", "gsnr_of_means", "gsnr_reduced_gradient", "reduction_ratio"]
+__all__ = [
+    "elementwise_gsnr",
+    "gsnr_in_place",
+    "gsnr_of_means",
+    "gsnr_reduced_gradient",
+    "reduction_ratio",
+]
 
 _NOISE_FLOOR = 1e-6
 """Least variance of an element relative to its squared mean: below it float32 sees rounding."""
+_CHUNK = 1 << 17
+"""Elements that a CPU takes at a time, so that what lies between two operations stays in cache."""
 _TINY = torch.finfo(torch.float32).tiny
 
 
@@ -49,6 +57,29 @@ def gsnr_of_means(mean: torch.Tensor, mean_square: torch.Tensor) -> torch.Tensor
     torch.maximum(variance, _NOISE_FLOOR * squared_mean, out=variance)
     # In place, as each copy of a large layer costs as much as its arithmetic; 0 / tiny is 0.
     return squared_mean.div_(variance.clamp_(min=_TINY))
+
+
+@torch.no_grad()
+def gsnr_in_place(gradient: torch.Tensor, squares: torch.Tensor, scale: float) -> None:
+    """`gsnr_of_means` written over the squares, without memory of the gradient's size.
+
+    Args:
+        gradient: Any multiple of the mean gradient, 1-D.
+        squares: The multiple of the mean squared gradients, float32 (same length), that makes
+            `scale * gradient^2` the same multiple of the squared mean; overwritten by the ratio.
+        scale: That factor.
+    """
+    length = gradient.numel()
+    chunk = min(_CHUNK, length) if gradient.device.type == "cpu" else length
+    if not chunk:
+        return
+    memory = torch.empty(2, chunk, device=squares.device)
+    for part, ratio in zip(gradient.split(chunk), squares.split(chunk), strict=True):
+        squared_mean, floor = memory[:, : part.numel()].unbind()
+        squared_mean.copy_(part).square_().mul_(scale)
+        torch.mul(squared_mean, _NOISE_FLOOR, out=floor)
+        variance = torch.maximum(ratio.sub_(squared_mean), floor, out=ratio)
+        torch.div(squared_mean, variance.clamp_(min=_TINY), out=ratio)
 
 
 def reduction_ratio(

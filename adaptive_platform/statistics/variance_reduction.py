@@ -1,15 +1,18 @@
-"""The ratios of VRGD over a run: refreshed at an interval, smoothed, and part of the checkpoint."""
+"""The ratios of VRGD over a run: refreshed at an interval, smoothed, and part of the checkpoint.
+
+Each worker keeps those of its own shard of the gradient. Whole, by name, they exist only on their
+way into and out of checkpoints and from one set of workers to the next.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from pydantic import Field
 
 from adaptive_platform.settings import Settings
-from adaptive_platform.statistics.gsnr import gsnr_of_means, reduction_ratio
 
 __all__ = ["VarianceReduction", "VarianceReductionConfig"]
 
@@ -22,8 +25,10 @@ class VarianceReductionConfig(Settings):
 
     A device is one micro-batch of one worker. Devices of unequal size count by their samples, so
     that mean and variance belong to the gradient that is reduced; the paper has equal ones, 8 or
-    more. Costs one more reduction of the gradient's size at each refresh, and two more copies of
-    the gradient in memory.
+    more. A refresh costs half a reduction of the gradient's size: squares go only to the worker
+    that owns an element, who reduces the mean gradient before it goes to the others. In memory it
+    takes one more copy of the gradient, and one shared out over the workers. Where a worker is lost
+    and the others go on, its ratios are lost too: all start anew with a refresh.
     """
 
     gamma: float = Field(default=0.1, gt=0.0, le=1.0)
@@ -47,66 +52,81 @@ class VarianceReductionConfig(Settings):
 
 
 class VarianceReduction:
-    """Multipliers in [gamma, 1] for every element of every gradient; equal on all workers."""
+    """Multipliers in [gamma, 1] for every element of this worker's shards."""
 
     def __init__(self, config: VarianceReductionConfig, momentum: float) -> None:
         self._config = config
         self._momentum = momentum
-        self._averages: dict[str, torch.Tensor] = {}
+        self._averages: list[torch.Tensor] = []
         self._refreshes = 0
         self._refreshed_at = 0
+        self.whole: dict[str, torch.Tensor] | None = None
+        """Averages of all elements by name, until they are dealt out; see `deal_out`."""
+
+    @property
+    def gamma(self) -> float:
+        """Least multiplier of an element."""
+        return self._config.gamma
+
+    @property
+    def known(self) -> bool:
+        """False before the first refresh: gradients stay as they are."""
+        return self._refreshes > 0
 
     def due(self, step: int) -> bool:
         """True when optimizer step number `step`, counted from 0, is to refresh the ratios."""
         return self._refreshes == 0 or step - self._refreshed_at >= self._config.every
 
+    @property
+    def averages(self) -> Sequence[torch.Tensor]:
+        """Smoothed ratios of each shard, float32, before bias correction; empty if not known."""
+        return self._averages
+
+    def deal_out(self, averages: Sequence[torch.Tensor]) -> None:
+        """Go on with these, which are this worker's shards of `whole`."""
+        self._averages, self.whole = list(averages), None
+
+    def forget_shards(self) -> None:
+        """Shards of other workers come now: only what `whole` holds goes on."""
+        self._averages = []
+        if self.whole is None:
+            self._refreshes = 0
+
     @torch.no_grad()
-    def refresh(
-        self, step: int, layers: Iterable[tuple[str, torch.Tensor, torch.Tensor]], count: int
-    ) -> None:
+    def refresh(self, step: int, ratios: Sequence[torch.Tensor]) -> None:
         """Take the ratios of one step in.
 
         Args:
             step: Number of the optimizer step, from 0.
-            layers: Name, mean gradient `gbar`, and mean of the devices' squared gradients.
-            count: Devices, >= 2.
-
-        Raises:
-            ValueError: Fewer than two devices.
+            ratios: Of each shard, float32, in [gamma, 1]; copied.
         """
-        if count < 2:
-            raise ValueError(f"count = {count}: a variance needs at least 2 devices")
-        for name, mean, mean_square in layers:
-            ratio = reduction_ratio(gsnr_of_means(mean.float(), mean_square), self._config.gamma)
-            if name not in self._averages:
-                self._averages[name] = torch.zeros_like(ratio)
-            self._averages[name].lerp_(ratio, 1.0 - self._momentum)
+        if not self._averages:
+            self._averages = [torch.zeros_like(ratio) for ratio in ratios]
+        torch._foreach_lerp_(self._averages, list(ratios), 1.0 - self._momentum)
+        self.whole = None
         self._refreshes += 1
         self._refreshed_at = step
 
     @torch.no_grad()
-    def apply(self, gradients: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Multiply mean gradients in place; they stay as they are before the first refresh."""
-        if self._refreshes == 0:
-            return
-        chosen, ratios = [], []
-        for name, gradient in gradients:
-            chosen.append(gradient)
-            ratios.append(self._averages[name].to(gradient.dtype))
-        torch._foreach_mul_(chosen, ratios)
+    def apply(self, index: int, gradient: torch.Tensor) -> None:
+        """Multiply the shard with that index of any multiple of the mean gradient, in place."""
+        gradient.mul_(self._averages[index])
         if self._momentum > 0.0:
-            torch._foreach_mul_(chosen, 1.0 / (1.0 - self._momentum**self._refreshes))
+            gradient.mul_(1.0 / (1.0 - self._momentum**self._refreshes))
 
     def state_dict(self) -> dict[str, Any]:
-        """Numbers and tensors for a checkpoint."""
+        """Numbers and tensors for a checkpoint; those of a fresh start where `whole` is None."""
+        whole = self.whole or {}
         return {
-            "averages": {name: value.cpu() for name, value in self._averages.items()},
-            "refreshes": self._refreshes,
+            "averages": {name: value.cpu() for name, value in whole.items()},
+            "refreshes": self._refreshes if whole else 0,
             "refreshed_at": self._refreshed_at,
         }
 
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
         """Continue from `state_dict`, bit for bit."""
-        self._averages = {name: value.to(device) for name, value in state["averages"].items()}
         self._refreshes = int(state["refreshes"])
         self._refreshed_at = int(state["refreshed_at"])
+        self._averages = []
+        averages = {name: value.to(device) for name, value in state["averages"].items()}
+        self.whole = averages or None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from adaptive_platform.collectives import Membership, Reducer
 from adaptive_platform.controllers import Decision, Limits, Observation
 from adaptive_platform.controllers.worker_count import WorkerAdvice, advise_workers
@@ -18,7 +16,6 @@ from adaptive_platform.training.forecast import Forecast, forecast
 from adaptive_platform.training.own_share import OwnShare
 from adaptive_platform.training.state import RunState
 from adaptive_platform.training.step import Measured, Step
-from adaptive_platform.training.telling import Teller
 
 __all__ = ["Measuring", "refuse_unmet_needs"]
 
@@ -61,7 +58,6 @@ class Measuring:
         state: Holds the estimators.
         membership: Says how workers are spread over nodes.
         reducer: For what can't ride along with the gradients.
-        tell: Hears what could not be measured.
         minimum: Smallest micro-batch of the model.
         share: Knows the largest micro-batch.
         curvature: Measures the Hessian, where that is needed.
@@ -75,7 +71,6 @@ class Measuring:
         state: RunState,
         membership: Membership,
         reducer: Reducer,
-        tell: Teller,
         *,
         minimum: int,
         share: OwnShare,
@@ -90,7 +85,6 @@ class Measuring:
         self._curvature = curvature
         self._copies = copies
         self._preconditioner = preconditioner
-        self._tell = tell
         self._num_nodes = len(set(membership.node_of_rank or ("one",)))
         self._needs = recipe.batch.needs
         self._range = recipe.workers if isinstance(recipe.workers, tuple) else None
@@ -105,6 +99,8 @@ class Measuring:
             state.previous_gradient.forget()
             state.estimator.update(moments)
             return
+        if state.variance is not None and state.variance.known:
+            return  # gradients have been reduced by their noise on their way here
         difference = state.previous_gradient.difference(
             buckets,
             step.mean_factor,
@@ -113,27 +109,6 @@ class Measuring:
         )
         if difference is not None:
             state.estimator.update_differenced(difference)
-
-    def reshaping(self, measured: Measured, step: Step) -> Callable[[GradientBuckets], None] | None:
-        """What VRGD does to the mean gradients of a step; None where the recipe has no `vr`."""
-        variance, number = self._state.variance, self._state.progress.step
-        if variance is None:
-            return None
-
-        def reshape(buckets: GradientBuckets) -> None:
-            if variance.due(number) and measured.num_microbatches < 2:
-                self._tell.warn_once(
-                    "vr: held in steps of one micro-batch, as a variance needs two; use more "
-                    "workers or a smaller microbatch"
-                )
-            elif variance.due(number):
-                factor = step.mean_squares_factor
-                layers = ((n, g, q * factor) for n, g, q in buckets.summed_squares())
-                variance.refresh(number, layers, measured.num_microbatches)
-            buckets.release_squares()
-            variance.apply(buckets.summed())
-
-        return reshape
 
     def speed(self, microbatch: int, accumulation: int, seconds: float) -> None:
         """Take the time of a committed step in."""

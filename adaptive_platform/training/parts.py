@@ -43,6 +43,7 @@ from adaptive_platform.training.own_parts import OwnPart
 from adaptive_platform.training.own_share import OwnShare
 from adaptive_platform.training.persistence import Persistence
 from adaptive_platform.training.rates import Rates
+from adaptive_platform.training.ratios import Ratios, ReducerHalves
 from adaptive_platform.training.scoring import Scoring
 from adaptive_platform.training.sparse_exchange import SparseExchange
 from adaptive_platform.training.state import RunState
@@ -80,6 +81,7 @@ class Parts:
     optimizer: Optimizer
     buckets: GradientBuckets
     step: Step
+    ratios: Ratios | None
     rates: Rates
     tell: Teller
     share: OwnShare
@@ -205,9 +207,13 @@ def assemble(
             preconditioner=preconditioner,
             start_gradients=_narrowed(recipe, reducer),
             exchange=sparse,
+            halves=ReducerHalves(reducer, recipe.reducer.wire) if state.variance else None,
         )
         resources.callback(buckets.close)
         tell = Teller(observer, state, first=reducer.rank == 0, told=lasting.told)
+        ratios = None
+        if state.variance is not None:
+            ratios = Ratios(state.variance, buckets, reducer, tell, lambda: state.progress.step)
         train = source.train
         if data_config.cache_limit_mib and isinstance(train, EncodedImages):
             train = ShardedCache(
@@ -248,6 +254,8 @@ def assemble(
         own: dict[str, OwnPart] = {"sync": copies, "mixing": EveryMixing(mixing, reducer)}
         if sparse is not None:
             own["sparse"] = sparse
+        if ratios is not None:
+            own["variance"] = ratios
         persistence = Persistence(
             lasting.writer,
             recipe.checkpoint,
@@ -275,7 +283,9 @@ def assemble(
                 clip_norm=recipe.clip_norm,
                 rank=membership.rank,
                 world_size=membership.world_size,
+                ratios=ratios,
             ),
+            ratios=ratios,
             rates=Rates(recipe, optimizer, state),
             tell=tell,
             share=share,
@@ -285,7 +295,6 @@ def assemble(
                 state,
                 membership,
                 reducer,
-                tell,
                 minimum=minimum,
                 share=share,
                 curvature=curvature,

@@ -240,6 +240,8 @@ class TrainingRun:
 
     def _follow_up(self) -> None:
         if self._following.run() and not self.finished:
+            if self._parts.ratios is not None:
+                self._parts.ratios.make_whole()
             self._regroup(None)
 
     def backward(self, losses: Tensor, outputs: Tensor | None = None) -> None:

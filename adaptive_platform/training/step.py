@@ -8,8 +8,8 @@ end of the last bucket, and every worker reads the same sums, so all vote alike.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from adaptive_platform.gradients.buckets import GradientBuckets
 from adaptive_platform.gradients.buffers import SharedBuffers
 from adaptive_platform.optimizers import ListeningOptimizer
 from adaptive_platform.statistics import StepMoments
+from adaptive_platform.training.ratios import Ratios
 from adaptive_platform.training.step_times import times_for
 
 __all__ = ["RIDER_SLOTS", "Measured", "Step"]
@@ -100,6 +101,7 @@ class Step:
         rank: This worker.
         world_size: Workers; behind those of the buffers the rider has a slot for each, to compare
             their paces. 0 where it has none.
+        ratios: Change the sum before it comes to all workers; `buckets` is then made with halves.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class Step:
         clip_norm: float | None,
         rank: int = 0,
         world_size: int = 0,
+        ratios: Ratios | None = None,
     ) -> None:
         self._rank = rank
         self._end_of_buffers = RIDER_SLOTS + buffers.num_averaged
@@ -118,6 +121,7 @@ class Step:
         self._optimizer = optimizer
         self._buckets = buckets
         self._clip_norm = clip_norm
+        self._ratios = ratios
         self._buffers = buffers
         # Second-order optimizers also follow forward and backward passes.
         self._listener = optimizer if isinstance(optimizer, ListeningOptimizer) else None
@@ -141,7 +145,7 @@ class Step:
             microbatches: Backward passes this worker will make; may be 0.
             loss_scale: Factor on the losses, undone after the reduction.
             measure: Take the squared norms of micro-batches.
-            squares: Also sum the squared elements of the micro-batches' gradients.
+            squares: The ratios are to be taken from this step. Equal on all workers.
             alone: This worker steps with the mean gradient of its own samples; votes, counts and
                 losses are summed all the same. Equal on all workers.
         """
@@ -161,7 +165,9 @@ class Step:
         if self._listener is not None:
             self._listener.begin(global_batch, loss_scale)
         self._buffers.keep()
-        self._buckets.begin_step(measure=measure, squares=squares, alone=alone)
+        self._squares = squares
+        reshape = None if self._ratios is None else self._ratios.begin(refreshing=squares)
+        self._buckets.begin_step(measure=measure, squares=squares, reshape=reshape, alone=alone)
 
     @property
     def backward_done(self) -> int:
@@ -270,7 +276,17 @@ class Step:
         marks = buckets.used.numel()
         self._used, values = values[:marks], values[marks:]
         self._paces, values = values[: paces.numel()], values[paces.numel() :]
-        return self._measured(values[:RIDER_SLOTS], values[RIDER_SLOTS:], waited)
+        measured = self._measured(values[:RIDER_SLOTS], values[RIDER_SLOTS:], waited)
+        if self._ratios is None or not self._squares or measured.out_of_memory:
+            return measured
+        started = time.perf_counter()
+        if measured.counts:
+            scale = self.mean_factor**2 / self.mean_squares_factor
+            self._ratios.refresh(measured.num_microbatches, scale)
+        else:
+            self._ratios.give_up()
+        waited += time.perf_counter() - started
+        return replace(measured, reduce_seconds=waited)
 
     def _measured(self, sums: list[float], sqnorms: list[float], waited: float) -> Measured:
         sqnorm, in_same_measure, layers = sqnorms[0], sqnorms[1], sqnorms[2:]
@@ -283,7 +299,6 @@ class Step:
             self._correction = self._own_factor
             grad_sqnorm = sums[_OWN_SQNORM] / max(sums[_PRESENT], 1.0)
         self._sqnorm = sqnorm * self._correction**2
-        self._clipping = 1.0
         of_microbatches, of_sum = layers[: len(layers) // 2], layers[len(layers) // 2 :]
         in_order = self._buckets.in_model_order
         return Measured(
@@ -339,26 +354,25 @@ class Step:
     def mean_squares_factor(self) -> float:
         """After `gather`: times the reduced squares gives `sum_i (b_i / B) g_i^2`.
 
-        g_i is the mean gradient of micro-batch i of b_i samples, B the trained samples; both are
-        clipped alike once the step clips.
+        g_i is the mean gradient of micro-batch i of b_i samples, B the trained samples.
         """
-        return self._correction / self._loss_scale * self._clipping**2
+        return self._correction / self._loss_scale
 
     def _clip(self) -> float:
-        """Find the factor that clips the mean gradient, 1 where it is short enough."""
+        """The factor that clips the mean gradient, 1 where it is short enough.
+
+        Ratios have been taken before, of gradients and squares alike; a ratio knows no factor.
+        """
         norm = math.sqrt(self._sqnorm)
         if self._clip_norm is not None and norm > self._clip_norm:
-            self._clipping = self._clip_norm / norm
-        return self._clipping
+            return self._clip_norm / norm
+        return 1.0
 
-    def commit(
-        self, measured: Measured, *, reshape: Callable[[GradientBuckets], None] | None = None
-    ) -> None:
+    def commit(self, measured: Measured) -> None:
         """Let the optimizer step on the reduced gradient.
 
         Args:
             measured: What `gather` returned.
-            reshape: Changes the mean gradients in place, after clipping, before the optimizer.
         """
         if self._alone and not self._samples:
             # Nothing to learn from here in this step; the others go on.
@@ -378,8 +392,6 @@ class Step:
             self._buckets.scale(factor)
         self._buckets.drop_unused(self._used)
         self._buffers.read_from(self._buckets.rider[RIDER_SLOTS:], weight=float(measured.trained))
-        if reshape is not None:
-            reshape(self._buckets)
         if self._listener is not None:
             self._listener.accept(measured.trained)
         self._optimizer.step()

@@ -242,7 +242,7 @@ class Stepping:
         alone = not strategy.sums_gradients(self._progress)
         if alone:
             strategy.before_step()
-        parts.step.commit(measured, reshape=parts.measuring.reshaping(measured, parts.step))
+        parts.step.commit(measured)
         if alone:
             strategy.after_step(parts.step.own_samples)
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from adaptive_platform.errors import UserError
-from adaptive_platform.gradients.buckets import GradientBuckets, bucket_layout
+from adaptive_platform.gradients.buckets import GradientBuckets
+from adaptive_platform.gradients.layout import bucket_layout
 
 
 class Alone:

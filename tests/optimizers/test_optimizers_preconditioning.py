@@ -84,6 +84,28 @@ def test_another_layout_of_the_gradient_changes_nothing():
     )
 
 
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_parts_in_the_order_of_memory_add_up(memory_format, dtype):
+    parameters, optimizer, _ = stepped(AdamWConfig(eps=1e-3), 7, memory_format)
+    # One whose average lies in another order than the parameter itself.
+    state = optimizer.state[parameters[0]]
+    state["exp_avg_sq"] = state["exp_avg_sq"].contiguous()
+    preconditioner = AdamPreconditioner(optimizer)
+    preconditioner.begin()
+    gradients = [torch.randn_like(p).to(dtype) for p in parameters]
+    whole = preconditioner.sqnorms(parameters, gradients)
+    total = torch.zeros_like(whole)
+    for share in range(3):
+        bounds = [(p.numel() * share // 3, p.numel() * (share + 1) // 3) for p in parameters]
+        parts = [
+            g.as_strided((g.numel(),), (1,))[low:high]
+            for g, (low, high) in zip(gradients, bounds, strict=True)
+        ]
+        total += preconditioner.part_sqnorms(parameters, bounds, parts)
+    torch.testing.assert_close(total, whole, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("size", [1, 2**17, 2**17 + 1, 300_000])
 def test_large_tensors_are_taken_piece_by_piece(size):
     parameter = nn.Parameter(torch.zeros(size))

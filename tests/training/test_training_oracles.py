@@ -12,6 +12,8 @@ from torch import nn
 from torch.func import functional_call, grad, hessian, vmap
 from torch.nn import functional as F
 
+from adaptive_platform.checkpoints.store import CheckpointStore, read_state
+
 STANDING_STILL = {"kind": "sgd", "lr": 1e-12, "momentum": 0.0, "weight_decay": 0.0}
 
 
@@ -149,8 +151,11 @@ def test_online_estimates_are_those_of_per_sample_gradients(world_size, points, 
     assert high - low < 0.5 * truths[1]
 
 
-def test_elementwise_gsnr_of_a_step_is_that_of_its_microbatches(points, per_sample):
-    """The ratios that VRGD keeps, from the per-sample gradients of the samples that it saw."""
+def test_elementwise_gsnr_of_a_step_is_that_of_its_microbatches(points, per_sample, tmp_path):
+    """The ratios that VRGD keeps, from the per-sample gradients of the samples that it saw.
+
+    Each worker holds some of them; all are together in a checkpoint.
+    """
     outcome = train(
         recipe(
             "stop.steps=1", "microbatch=3", "batch.global_batch=24", vr={"gamma": 0.01},
@@ -158,10 +163,13 @@ def test_elementwise_gsnr_of_a_step_is_that_of_its_microbatches(points, per_samp
         ),
         world_size=2,
         data=points,
+        run_dir=tmp_path,
     )[0]  # fmt: skip
     shares = outcome.watcher.steps[0].sample_ids
     devices = [share[start : start + 3] for share in shares for start in range(0, 12, 3)]
-    kept = outcome.run.state.variance.state_dict()["averages"]
+    found = CheckpointStore(str(tmp_path)).load_newest()
+    assert found is not None
+    kept = read_state(found[1])["variance"]["averages"]
     names = [name for name, _ in linear_net().named_parameters()]
     for name, gradients in zip(names, per_sample, strict=True):
         means = torch.stack([gradients[ids].mean(0) for ids in devices])

@@ -164,6 +164,45 @@ def test_who_is_asked_to_leave_leaves_between_two_steps(member):
     assert [e.kind for e in first.watcher.events if e.kind in ("left", "lost")] == ["left"]
 
 
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_ratios_of_gradients_go_on_where_a_worker_leaves(kind):
+    """Taken once, at the first step, by shards: whoever stays has those of who left."""
+    config = recipe("stop.epochs=2", optimizer={"kind": kind, "lr": 0.01}, vr={"every": 100})
+    (plain, *_) = train(config, world_size=3)
+
+    def trouble(scene: Scene) -> None:
+        if scene.step == 4 and scene.member == "b":
+            scene.club.ask_to_leave("b")
+
+    first = check(live(config, 3, trouble), plain)
+    assert [r.world_size for r in first.watcher.steps] == [3] * 5 + [2] * 5
+    assert first.run.state.variance is not None
+    assert not first.run.state.variance.due(99)
+
+
+def test_ratios_go_to_a_joiner():
+    config = recipe("stop.epochs=4", vr={"every": 100})
+    lives = live(config, 2, slowly, joiners=1, data=Points(60))
+    first, joiner = lives["a"], lives["c"]
+    assert {r.world_size for r in first.watcher.steps} == {2, 3}
+    assert_same(first.weights, joiner.weights, 0.0)
+    for life in lives.values():
+        assert life.run.state.variance is not None
+        assert not life.run.state.variance.due(99)
+
+
+def test_ratios_start_anew_where_a_worker_is_lost():
+    config = recipe("stop.epochs=2", vr={"every": 100})
+    lives = live(config, 3, kill(b=4))
+    first, other = lives["a"], lives["c"]
+    assert_same(first.weights, other.weights, 0.0)
+    assert [r.world_size for r in first.watcher.steps] == [3] * 4 + [2] * 6
+    for life in (first, other):
+        variance = life.run.state.variance
+        assert variance is not None
+        assert [variance.due(4 + n) for n in (99, 100)] == [False, True]
+
+
 def test_the_second_first_worker_saves_and_what_it_saves_is_resumed(tmp_path):
     config = recipe("stop.epochs=2", "checkpoint.every=3 steps")
     (plain, *_) = train(config, world_size=2)

@@ -8,6 +8,8 @@ from runs import Points, assert_same, linear_net, recipe, train
 from torch import nn
 from torch.nn import functional as F
 
+from adaptive_platform.errors import RunFailedError
+
 DEVICES = ([1.0, 2.0, 3.0], [1.2, 0.0, -1.0])
 
 
@@ -80,11 +82,12 @@ def test_layer_wise_rates_come_from_the_reduced_gradient(kind):
     torch.testing.assert_close(weights_after(kind, {}, steps=3, **chosen), weight.detach()[0])
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_gamma_one_is_plain(world_size):
+@pytest.mark.parametrize(("world_size", "tolerance"), [(1, 0.0), (2, 0.0), (3, 1e-6)])
+def test_gamma_one_is_plain(world_size, tolerance):
+    """With three workers the halves add in another order than Gloo's own all-reduce."""
     plain = train(recipe("microbatch=2"), world_size=world_size)[0]
     one = train(recipe("microbatch=2", vr={"gamma": 1.0}), world_size=world_size)[0]
-    assert_same(one.weights, plain.weights, 0.0)
+    assert_same(one.weights, plain.weights, tolerance)
 
 
 def by_hand(steps, data, every, gamma=0.1):
@@ -137,6 +140,87 @@ def test_any_split_follows_the_formula_also_between_refreshes(every, world_size,
     for outcome in outcomes:
         assert_same(outcome.weights, expected, 2e-4)
         assert_same(outcome.weights, outcomes[0].weights, 0.0)
+
+
+@pytest.mark.parametrize("layers", [False, True])
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_norms_are_those_of_gradients_before_they_are_reduced(kind, layers):
+    """Taken on shards, they are what a run without ratios finds from the same weights.
+
+    Adam looks through averages of what came to it, so there the ratios are all one.
+    """
+    config = recipe(
+        "stop.steps=12",
+        "statistics.every=1",
+        f"statistics.layers={layers}".lower(),
+        microbatch=4,
+        optimizer={"kind": kind, "lr": 1e-9},
+        lr_rule={"kind": "adascale"},
+    )
+    gamma = 1.0 if kind == "adamw" else 0.1
+    with_ratios = config.model_copy(update={"vr": recipe(vr={"every": 4, "gamma": gamma}).vr})
+    plain = train(config, world_size=2)[0]
+    for world_size in (1, 2, 3):
+        reduced = train(with_ratios, world_size=world_size)[0]
+        for one, other in zip(plain.watcher.steps, reduced.watcher.steps, strict=True):
+            assert other.grad_sqnorm == pytest.approx(one.grad_sqnorm, rel=1e-4)
+            if world_size == 2 and one.noise_scale is not None:
+                assert other.noise_scale == pytest.approx(one.noise_scale, rel=1e-3)
+
+
+def test_a_skipped_refresh_leaves_the_ratios_and_names_the_parameter():
+    """Whoever owns the bad element, all workers see it."""
+
+    def loss(run, outputs, targets):
+        losses = F.cross_entropy(outputs, targets, reduction="none")
+        return losses * float("nan") if run.progress.samples == 16 and not skipped(run) else losses
+
+    def skipped(run):
+        return run.state.skipped_in_a_row > 0
+
+    outcomes = train(recipe("stop.steps=5", microbatch=2, vr={}), world_size=3, loss=loss)
+    for outcome in outcomes:
+        assert_same(outcome.weights, outcomes[0].weights, 0.0)
+        assert all(torch.isfinite(w).all() for w in outcome.weights.values())
+    told = [e.text for e in outcomes[0].watcher.events if e.kind == "skip"]
+    assert told == ["step dropped by all workers: non-finite gradient of `0.weight`"]
+
+
+@pytest.mark.parametrize("wire", ["bfloat16", "float16"])
+def test_narrower_gradients_between_workers_only_round(wire):
+    """Squares, norms and votes stay exact; all workers apply the same rounded gradient."""
+    config = recipe("stop.steps=6", microbatch=2, vr={"every": 2, "gamma": 0.5})
+    narrowed = recipe(
+        "stop.steps=6",
+        microbatch=2,
+        vr={"every": 2, "gamma": 0.5},
+        reducer={"kind": "torus", "wire_dtype": wire},
+    )
+    exact, rounded = (train(each, world_size=4) for each in (config, narrowed))
+    for outcome in rounded:
+        assert_same(outcome.weights, rounded[0].weights, 0.0)
+    assert_same(rounded[0].weights, exact[0].weights, 3e-2)
+    assert [s.skipped for s in rounded[0].watcher.steps] == [False] * 6
+
+
+def test_what_overflows_between_workers_is_noticed_in_a_refresh():
+    """Two gradients that fit float16 and whose sum does not: seen before anyone has it."""
+    config = recipe(
+        "stop.steps=2",
+        "batch.global_batch=2",
+        "precision.max_skipped_in_a_row=2",
+        vr={},
+        optimizer={"kind": "sgd", "lr": 0.1, "momentum": 0.0},
+        reducer={"kind": "ring", "wire_dtype": "float16"},
+    )
+    with pytest.raises(RunFailedError, match="were not finite"):
+        train(
+            config,
+            world_size=2,
+            data=TwoRows(),
+            model=lambda: nn.Linear(3, 1, bias=False),
+            loss=lambda run, outputs, targets: outputs[:, 0] * 6e4,
+        )
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
