@@ -157,6 +157,18 @@ def _ring_pass(phase: Phase, held: Sequence[float]) -> Iterator[Wave]:
         before = size
 
 
+def _ring_pass_both_ways(phase: Phase, held: Sequence[float]) -> Iterator[Wave]:
+    for repeats, messages in _ring_pass(phase, held):
+        yield (
+            repeats,
+            [
+                pair
+                for source, target, fraction in messages
+                for pair in ((source, target, fraction / 2), (target, source, fraction / 2))
+            ],
+        )
+
+
 def _chunks_to_first(phase: Phase, held: Sequence[float]) -> Iterator[Wave]:
     for turn in range(1, max(len(group) for group in phase.groups)):
         yield (
@@ -222,6 +234,9 @@ _MAKERS: dict[
     (Op.BROADCAST, Algorithm.TREE): (_tree_levels,),
     (Op.REDUCE, Algorithm.STAR): (_buffers_to_first,),
     (Op.BROADCAST, Algorithm.STAR): (_buffers_to_first,),
+    (Op.ALL_REDUCE, Algorithm.BOTH_WAYS): (_ring_pass_both_ways, _ring_pass_both_ways),
+    (Op.REDUCE_SCATTER, Algorithm.BOTH_WAYS): (_ring_pass_both_ways,),
+    (Op.ALL_GATHER, Algorithm.BOTH_WAYS): (_ring_pass_both_ways,),
     (Op.REDUCE_SCATTER, Algorithm.HALVING): (_halving_levels,),
     (Op.ALL_GATHER, Algorithm.HALVING): (_halving_levels,),
     (Op.ALL_REDUCE, Algorithm.HALVING): (_halving_levels, _halving_levels),

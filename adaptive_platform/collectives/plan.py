@@ -15,7 +15,13 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from adaptive_platform.collectives.schedules import Algorithm, Op, chunk_bounds, rounds_of
+from adaptive_platform.collectives.schedules import (
+    Algorithm,
+    Op,
+    chunk_bounds,
+    piece_bounds,
+    rounds_of,
+)
 from adaptive_platform.collectives.sparse_config import SparseConfig
 from adaptive_platform.settings import Variant
 
@@ -199,7 +205,7 @@ class Plan:
             if place is None or not span.length:
                 continue
             size = len(phase.groups[place[0]])
-            bounds = chunk_bounds(span.start, span.stop, size)
+            bounds = piece_bounds(phase.algorithm, span.start, span.stop, size)
             for turn in rounds_of(phase.op, phase.algorithm, size, place[1]):
                 if turn.send is not None:
                     total += bounds[turn.send.stop] - bounds[turn.send.start]
@@ -220,7 +226,12 @@ class ReducerConfig(Variant):
     """How gradients are summed over the workers."""
 
     bucket_mib: float = Field(25.0, gt=0)
-    """Size of one gradient bucket in MiB; a bucket is reduced as soon as backward filled it."""
+    """Size in MiB at which a gradient bucket is closed: the threshold of fusion (Sun et al. 2019,
+    1902.06855, and Jia et al. 2018, 1807.11205). A bucket is reduced once backward has filled it;
+    which gradients share one never changes."""
+    lazy_kib: float = Field(1024.0, ge=0)
+    """With Gloo, reductions that are shorter wait until they come to this together, in KiB, or
+    until somebody waits for them: to hand one over costs more than the message. 0: at once."""
     timeout_seconds: float = Field(30.0, gt=0)
     """Longest time one operation waits for another worker, its slowness included, in seconds."""
     wire_dtype: Literal["bfloat16", "float16"] | None = None

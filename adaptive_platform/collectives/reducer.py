@@ -25,8 +25,6 @@ __all__ = ["Reducer"]
 
 _ROLL_CALL_SECONDS = 1.0
 """Part of the time limit kept for asking who is still there."""
-_SHORT_BYTES = 2**20
-"""Messages up to here, all together, do not wake the thread: who waits for them does them."""
 
 
 class Reducer:
@@ -148,7 +146,7 @@ class Reducer:
         Args:
             buffer: 1-D, contiguous, float32, float64, float16 or bfloat16, of any length that is
                 the same on all workers. Leave it alone until `wait` has returned. With Gloo, short
-                ones are put off until someone waits, or until they are 1 MiB together (lazy
+                ones are put off until someone waits, or until they are `lazy_kib` together (lazy
                 all-reduce, Sun et al. 2019, 1902.06855): they cost less than to be handed over.
             wire_dtype: Type of its numbers between workers, such as `torch.bfloat16`; left out,
                 its own. With Gloo, sums are kept in the buffer's type all the same. Divide before
@@ -385,7 +383,7 @@ class Reducer:
             )
         self._halves = self._executors.pop()
         if not on_cuda:
-            self._thread = OrderedThread(f"reducer-{self.rank}", _SHORT_BYTES)
+            self._thread = OrderedThread(f"reducer-{self.rank}", int(self._config.lazy_kib * 1024))
 
     def _index_for(self, message_bytes: int) -> int:
         return next(i for i, (limit, _) in enumerate(self._plans) if message_bytes <= limit)

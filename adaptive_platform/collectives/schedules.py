@@ -7,12 +7,12 @@ chunk i, so that phases can be combined freely.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 
-__all__ = ["Algorithm", "Op", "Round", "Transfer", "chunk_bounds", "rounds_of"]
+__all__ = ["Algorithm", "Op", "Round", "Transfer", "chunk_bounds", "piece_bounds", "rounds_of"]
 
 
 class Op(str, Enum):
@@ -36,13 +36,16 @@ class Algorithm(str, Enum):
     """Binomial tree, the whole message on every level (FireCaffe, arXiv 1511.00175)."""
     STAR = "star"
     """Everyone talks to position 0, one after the other: a parameter server's link."""
+    BOTH_WAYS = "both_ways"
+    """Two rings at once: one half of each chunk goes one way round, the other half the other way
+    (after Ying et al. 2018, 1811.06992, who keep all links of a torus busy)."""
     HALVING = "halving"
     """Recursive halving and doubling between partners; the group size is a power of two."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Chunks `[start, stop)` to or from the worker at position `peer`."""
+    """Pieces `[start, stop)` to or from the worker at position `peer`; see `piece_bounds`."""
 
     peer: int
     start: int
@@ -63,6 +66,11 @@ def chunk_bounds(start: int, stop: int, parts: int) -> tuple[int, ...]:
     """`parts + 1` boundaries that cut `[start, stop)` into parts differing by at most one."""
     length = stop - start
     return tuple(start + length * index // parts for index in range(parts + 1))
+
+
+def piece_bounds(algorithm: Algorithm, start: int, stop: int, size: int) -> tuple[int, ...]:
+    """Boundaries of what an algorithm sends at a time in a group: chunks, or halves of chunks."""
+    return chunk_bounds(start, stop, 2 * size if algorithm is Algorithm.BOTH_WAYS else size)
 
 
 @lru_cache(maxsize=4096)
@@ -97,6 +105,36 @@ def _ring_gather(size: int, position: int) -> Iterator[Round]:
         yield Round(
             Transfer(after, sent, sent + 1), Transfer(before, received, received + 1), add=False
         )
+
+
+def _both_ways(
+    one_way: Callable[[int, int], Iterator[Round]],
+) -> Callable[[int, int], Iterator[Round]]:
+    """Its turns with first halves, each followed by the mirrored turn with second halves.
+
+    Seen in a mirror, position p is position -p and the ring runs the other way; so chunks are
+    mirrored too, and those that end at -p end at p.
+    """
+
+    def moved(transfer: Transfer | None, size: int, *, mirrored: bool) -> Transfer | None:
+        if transfer is None:
+            return None
+        peer, chunk = transfer.peer, transfer.start
+        if mirrored:
+            peer, chunk = -peer % size, -chunk % size
+        return Transfer(peer, 2 * chunk + mirrored, 2 * chunk + mirrored + 1)
+
+    def make(size: int, position: int) -> Iterator[Round]:
+        turns = zip(one_way(size, position), one_way(size, -position % size), strict=True)
+        for pair in turns:
+            for mirrored, turn in zip((False, True), pair, strict=True):
+                yield Round(
+                    moved(turn.send, size, mirrored=mirrored),
+                    moved(turn.receive, size, mirrored=mirrored),
+                    turn.add,
+                )
+
+    return make
 
 
 def _gather_to_root(size: int, position: int) -> Iterator[Round]:
@@ -174,6 +212,9 @@ _MAKERS = {
     (Op.BROADCAST, Algorithm.TREE): (_tree_broadcast,),
     (Op.REDUCE, Algorithm.STAR): (_star_reduce,),
     (Op.BROADCAST, Algorithm.STAR): (_star_broadcast,),
+    (Op.ALL_REDUCE, Algorithm.BOTH_WAYS): (_both_ways(_ring_scatter), _both_ways(_ring_gather)),
+    (Op.REDUCE_SCATTER, Algorithm.BOTH_WAYS): (_both_ways(_ring_scatter),),
+    (Op.ALL_GATHER, Algorithm.BOTH_WAYS): (_both_ways(_ring_gather),),
     (Op.REDUCE_SCATTER, Algorithm.HALVING): (_halving_scatter,),
     (Op.ALL_GATHER, Algorithm.HALVING): (_doubling_gather,),
     (Op.ALL_REDUCE, Algorithm.HALVING): (_halving_scatter, _doubling_gather),

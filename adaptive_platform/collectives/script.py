@@ -15,7 +15,13 @@ from typing import NamedTuple
 
 from adaptive_platform.collectives.pipeline import Program, Step, compile_program
 from adaptive_platform.collectives.plan import Phase, Plan
-from adaptive_platform.collectives.schedules import Algorithm, Op, chunk_bounds, rounds_of
+from adaptive_platform.collectives.schedules import (
+    Algorithm,
+    Op,
+    chunk_bounds,
+    piece_bounds,
+    rounds_of,
+)
 
 __all__ = ["Act", "Instruction", "Script", "native_phase", "write_script"]
 
@@ -168,7 +174,7 @@ class _Writer:
     ) -> Program:
         return compile_program(
             rounds_of(phase.op, phase.algorithm, len(group), position),
-            chunk_bounds(start, start + length, len(group)),
+            piece_bounds(phase.algorithm, start, start + length, len(group)),
             self._segment,
             self._in_flight,
         )

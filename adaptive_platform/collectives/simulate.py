@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from adaptive_platform.collectives.plan import Phase, Plan, Span
-from adaptive_platform.collectives.schedules import chunk_bounds, rounds_of
+from adaptive_platform.collectives.schedules import Algorithm, piece_bounds, rounds_of
 
 __all__ = ["Simulation", "simulate"]
 
@@ -60,7 +60,7 @@ def _run_group(
     sent: list[int],
 ) -> int:
     size = len(group)
-    bounds = chunk_bounds(span.start, span.stop, size)
+    bounds = piece_bounds(phase.algorithm, span.start, span.stop, size)
     programs = [rounds_of(phase.op, phase.algorithm, size, place) for place in range(size)]
     for turns in zip(*programs, strict=True):
         wire: dict[tuple[int, int], tuple[int, int, torch.Tensor]] = {}
@@ -81,4 +81,5 @@ def _run_group(
                 else:
                     target.copy_(payload)
         assert not wire, f"messages that nobody takes: {sorted(wire)}"
-    return len(programs[0])
+    # Both ways round go on at the same time.
+    return len(programs[0]) // (2 if phase.algorithm is Algorithm.BOTH_WAYS else 1)

@@ -21,7 +21,7 @@ from typing import Literal
 from pydantic import field_validator
 
 from adaptive_platform.collectives.plan import Axis, MessagesConfig, Phase, Plan
-from adaptive_platform.collectives.schedules import Op
+from adaptive_platform.collectives.schedules import Algorithm, Op
 from adaptive_platform.errors import UserError
 
 __all__ = ["TorusConfig", "rows_by_node", "square_grid"]
@@ -35,6 +35,12 @@ class TorusConfig(MessagesConfig):
     """Rows Y and row length X, for a fixed number of workers Y * X. Left out: one row per
     machine where all machines hold equally many workers, otherwise the squarest grid; a prime
     number of workers makes one column, which is a plain all-reduce."""
+
+    both_directions: bool = False
+    """In rows and columns alike, let the halves of each chunk go opposite ways round, so that all
+    links of a grid work both ways. For machines that are wired as one; behind a switch each card
+    sends and receives as much either way. With Gloo columns are then our own messages too, and
+    `slices` has no effect; NCCL chooses its own rings."""
 
     @field_validator("grid")
     @classmethod
@@ -52,13 +58,14 @@ class TorusConfig(MessagesConfig):
         rows = self._rows(world_size, node_of_rank)
         columns = tuple(zip(*rows, strict=True))
         num_rows, row_length = len(rows), len(rows[0])
+        algorithm = Algorithm.BOTH_WAYS if self.both_directions else Algorithm.RING
         phases: list[Phase] = []
         if row_length > 1:
-            phases.append(Phase(Op.REDUCE_SCATTER, Axis.ROW, rows))
+            phases.append(Phase(Op.REDUCE_SCATTER, Axis.ROW, rows, algorithm))
         if num_rows > 1:
-            phases.append(Phase(Op.ALL_REDUCE, Axis.COLUMN, columns))
+            phases.append(Phase(Op.ALL_REDUCE, Axis.COLUMN, columns, algorithm))
         if row_length > 1:
-            phases.append(Phase(Op.ALL_GATHER, Axis.ROW, rows))
+            phases.append(Phase(Op.ALL_GATHER, Axis.ROW, rows, algorithm))
         return Plan("torus", world_size, (num_rows, row_length), tuple(phases))
 
     def _rows(

@@ -15,6 +15,7 @@ from adaptive_platform.collectives.schedules import (
     Algorithm,
     Op,
     chunk_bounds,
+    piece_bounds,
     rounds_of,
 )
 
@@ -92,8 +93,9 @@ def test_every_schedule_in_any_order_of_progress(
     if algorithm is Algorithm.HALVING:
         size = 1 << (size.bit_length() - 1)
     bounds = chunk_bounds(3, 3 + length, size)
+    pieces = piece_bounds(algorithm, 3, 3 + length, size)
     programs = [
-        compile_program(rounds_of(op, algorithm, size, place), bounds, segment, in_flight)
+        compile_program(rounds_of(op, algorithm, size, place), pieces, segment, in_flight)
         for place in range(size)
     ]
     base = torch.arange(3 + length + 2) + 1

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 import torch
 from ranks import with_reducers
 from torch.distributed import HashStore
 
-from adaptive_platform.collectives import Membership, Reducer, ReducerConfig, TorusConfig
+from adaptive_platform.collectives import (
+    Membership,
+    Reducer,
+    ReducerConfig,
+    RingConfig,
+    TorusConfig,
+)
 from adaptive_platform.settings import variants_of
 
 VARIANTS = sorted(variants_of(ReducerConfig))
@@ -166,3 +173,22 @@ def test_unfit_buffers_are_refused(buffer: torch.Tensor) -> None:
         pytest.raises(ValueError, match="1-D contiguous floating-point"),
     ):
         reducer.start(buffer)
+
+
+@pytest.mark.parametrize(("lazy_kib", "at_once"), [(0, True), (1, True), (3, False)])
+def test_short_reductions_wait_for_the_threshold_or_for_someone(lazy_kib, at_once) -> None:
+    """Two of one KiB each: they start by themselves only where that is beyond the threshold."""
+
+    def body(reducer: Reducer) -> tuple[bool, list[float]]:
+        buffers = [torch.ones(256) for _ in range(2)]
+        pending = [reducer.start(buffer) for buffer in buffers]
+        started = all(each.done for each in pending)
+        while at_once and not started:
+            started = all(each.done for each in pending)
+            time.sleep(0.001)
+        for each in pending:
+            each.wait()
+        return started, [float(buffer.sum()) for buffer in buffers]
+
+    config = RingConfig(timeout_seconds=20, lazy_kib=lazy_kib)
+    assert with_reducers(config, 2, body) == [(at_once, [512.0, 512.0])] * 2
