@@ -235,7 +235,7 @@ def test_leaving_at_once_and_a_closed_terminal_cost_no_checkpoint(tmp_path):
 @pytest.mark.cluster
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signal_to_the_command_saves_and_can_be_resumed(number, code, tmp_path):
-    process = started("checkpoint.every=100000 steps", cwd=tmp_path)
+    process = started("checkpoint={every: 100000 steps, keep_best: false}", cwd=tmp_path)
     assert process.stdout is not None
     time.sleep(1)
     process.send_signal(number)
