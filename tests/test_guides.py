@@ -1,4 +1,4 @@
-"""Guides: every command runs; training and sweeps up to the point where Ray would start."""
+"""Guides: every command runs; what trains, up to the point where Ray would start."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import yaml
 from report_examples import step_record
 
 from adaptive_platform import cli
+from adaptive_platform.bench import chaos, recovery
+from adaptive_platform.bench.scenarios import scenarios
 from adaptive_platform.cluster import launch as training
 from adaptive_platform.recipe import load_recipe
 from adaptive_platform.report import Journal, RunResult
@@ -93,6 +95,18 @@ def test_a_command_of_ours_runs(command, workplace, monkeypatch, capsys):
         started.append(sweep)
         return sweeping.SweepResult(exit_code=0, path=resume or "", rows=(), best=None)
 
+    def play(*, cases=(), soak_minutes=0.0, **_):
+        unknown = set(cases) - {scene.name for scene in scenarios()}
+        assert not unknown
+        started.append(cases or soak_minutes)
+        return []
+
+    def recover(**_):
+        started.append("recovery")
+        return []
+
+    monkeypatch.setattr(chaos, "chaos", play)
+    monkeypatch.setattr(recovery, "recovery", recover)
     monkeypatch.setattr(training, "launch", launch)
     monkeypatch.setattr(sweeping, "run_sweep", run_sweep)
     words = [w for w in command.words if w not in ("--address", "auto")]
@@ -103,6 +117,7 @@ def test_a_command_of_ours_runs(command, workplace, monkeypatch, capsys):
         cli.main()
     assert end.value.code in (0, None), capsys.readouterr().err
     begins = words[1] == "train" or (words[1] == "sweep" and len(words) > 2)
+    begins = begins or words[1:3] in (["bench", "chaos"], ["bench", "recovery"])
     assert bool(started) == begins
 
 
