@@ -269,8 +269,8 @@ class TNGD(ListeningOptimizer):
             if not self._warned and self._exchange.rank == 0:
                 self._warned = True
                 self._warn(
-                    "the natural gradient did not converge: the plain one is used. Lower "
-                    "optimizer.time_step, or raise optimizer.damping."
+                    "the natural gradient is not finite: the plain one is used. Raise "
+                    "optimizer.damping, or lower optimizer.lr."
                 )
         pieces = solution.split([p.numel() for p in params])
         return {p: piece.view(p.shape) for p, piece in zip(params, pieces, strict=True)}
