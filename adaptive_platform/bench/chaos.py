@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from adaptive_platform.bench.hosts import clear_hosts
 from adaptive_platform.bench.invariants import TIMEOUT_SECONDS
 from adaptive_platform.bench.playing import Finding, scenario_of
 from adaptive_platform.bench.rows import Row
@@ -148,6 +149,7 @@ class _Player:
         if self._process is not None:
             end_descendants()
             self._process.wait()
+            clear_hosts()
             self._process = None
 
 

@@ -15,7 +15,7 @@ import ray
 from adaptive_platform.bench.stage import Stage
 from adaptive_platform.errors import RunFailedError, UserError
 
-__all__ = ["Hosts"]
+__all__ = ["Hosts", "clear_hosts"]
 
 _NETWORK = "10.79.0"
 _BRIDGE = "apc-bridge"
@@ -96,17 +96,26 @@ class Hosts(Stage):
         _call(f"ip netns del {node.name}", check=False)
 
     def _bridge(self) -> None:
-        listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
-        for line in listed.splitlines():  # of one that was ended before it could clear up
-            if line.startswith("apc-host"):
-                name = line.split()[0]
-                _call(f"ip link del {name}p", check=False)
-                _call(f"ip netns del {name}", check=False)
-        _call(f"ip link del {_BRIDGE}", check=False)
+        clear_hosts()
         if not _call(f"ip link add {_BRIDGE} type bridge", check=False):
             raise UserError("network namespaces need root, `ip` and a kernel with bridges")
         _call(f"ip addr add {_NETWORK}.1/24 dev {_BRIDGE}")
         _call(f"ip link set {_BRIDGE} up")
+
+
+def clear_hosts() -> None:
+    """Remove namespaces and bridge of hosts whose process ended before it could."""
+    try:
+        words = ["ip", "netns", "list"]
+        listed = subprocess.run(words, capture_output=True, text=True, check=False).stdout
+    except FileNotFoundError:
+        return
+    for line in listed.splitlines():
+        if line.startswith("apc-host"):
+            name = line.split()[0]
+            _call(f"ip link del {name}p", check=False)
+            _call(f"ip netns del {name}", check=False)
+    _call(f"ip link del {_BRIDGE}", check=False)
 
 
 def _pids_in(namespace: str) -> list[int]:

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from adaptive_platform.bench import chaos as chaos_bench
 from adaptive_platform.bench.chaos import chaos, rows_of, table
 from adaptive_platform.bench.faults import Network, Orders, PacedLoss, Points, checksum
+from adaptive_platform.bench.hosts import clear_hosts
 from adaptive_platform.bench.invariants import hold_against_calm, longest_gap, recipe, until_full
 from adaptive_platform.bench.playing import Finding, scenario_of
 from adaptive_platform.bench.scenarios import random_trouble, scenarios
@@ -297,3 +298,12 @@ def test_the_quick_form_kills_a_worker_on_a_real_cluster():
         "kill: longest gap between steps",
         "kill: all workers back",
     ]
+
+
+def test_hosts_that_nobody_cleared_up_are_removed():
+    words = ["ip", "netns", "add", "apc-host77"]
+    if shutil.which("ip") is None or subprocess.run(words, check=False).returncode:
+        pytest.skip("network namespaces need root, ip and a kernel with them")
+    clear_hosts()
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
+    assert "apc-host77" not in listed.stdout
