@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 from pathlib import Path
@@ -29,20 +30,25 @@ TITLES = {"s/step": "time per step", "CPU s/step": "CPU time per step", "MiB": "
 
 
 def read(path: Path) -> list[Measurement]:
-    """All lines of the file, those of a case joined in the order in which they were measured."""
+    """All lines of the file, those of a case joined in the order in which they were measured.
+
+    Rounds in which an arm was not there count as not a number for it.
+    """
     found: dict[tuple[str, str], Measurement] = {}
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     for line in map(json.loads, lines):
         key = line["case"], line["unit"]
         before = found.get(key)
-        values = dict(before.values) if before else {}
-        for arm, more in line["values"].items():
-            values[arm] = [*values.get(arm, []), *more]
+        old, new = before.values if before else {}, line["values"]
+        nothing = [[math.nan] * max(map(len, each.values()), default=0) for each in (old, new)]
+        values = {
+            arm: [*old.get(arm, nothing[0]), *new.get(arm, nothing[1])] for arm in {**old, **new}
+        }
         found[key] = Measurement(
             case=line["case"],
             unit=line["unit"],
             values=values,
-            notes=[*(before.notes if before else ()), *line["notes"]],
+            notes=line["notes"],
         )
     return sorted(found.values(), key=lambda m: list(all_cases()).index(m.case))
 
@@ -52,7 +58,9 @@ def table(measurement: Measurement) -> str:
     rows = [["", f"ours, {measurement.unit}", "baseline", "ratio", "95 % interval", "blocks"]]
     rows.append(["---"] * len(rows[0]))
     for words, (ours, baseline) in sides_of(measurement).items():
-        ratios = [one / other for one, other in zip(ours, baseline, strict=True)]
+        pairs = [pair for pair in zip(ours, baseline, strict=True) if not math.isnan(sum(pair))]
+        ours, baseline = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        ratios = [one / other for one, other in pairs]
         low, high = median_interval(ratios)
         rows.append([
             words,
