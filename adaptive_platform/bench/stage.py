@@ -15,6 +15,7 @@ from typing import Any
 import ray
 
 from adaptive_platform.bench.faults import Orders
+from adaptive_platform.errors import UserError
 
 __all__ = [
     "Stage",
@@ -113,8 +114,12 @@ class Stage:
         self._draining.append(node)
 
     def cut_link_of(self, rank: int) -> None:
-        """Not on this stage: its nodes share one network."""
-        raise NotImplementedError
+        """Pull the cable of a rank's node, where nodes have networks of their own (`Hosts`).
+
+        Raises:
+            UserError: On this stage they share one.
+        """
+        raise UserError(f"link of worker {rank}: the nodes of this stage share one network.")
 
     def close(self) -> None:
         """End everything."""

@@ -7,6 +7,7 @@ import json
 import pytest
 from torch import distributed as dist
 from torch.distributed import HashStore
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from typer.testing import CliRunner
 
 from adaptive_platform.bench import loops, overhead
@@ -65,17 +66,27 @@ def small_steps(monkeypatch):
     monkeypatch.setattr(loops, "WORKERS", 1)
 
 
+@pytest.fixture
+def steps_taken():
+    """Every step of any optimizer of torch's kind."""
+    taken = []
+    handle = register_optimizer_step_post_hook(lambda optimizer, *_: taken.append(optimizer))
+    yield taken
+    handle.remove()
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("arm", OURS)
-def test_our_loops_take_steps(small_steps, arm, optimizer):
+def test_our_loops_take_steps(small_steps, steps_taken, arm, optimizer):
     loop = our_loop(Membership(HashStore(), 0, 1), "resnet18", optimizer, arm, generation=1)
-    for _ in range(2):
+    for _ in range(3):  # Each call ends the step before; the first has none.
         next(loop)
     loop.close()
+    assert len(steps_taken) == 2
 
 
 @pytest.mark.parametrize("theirs", [None, *THEIRS])
-def test_bare_loops_take_steps(small_steps, theirs, monkeypatch):
+def test_bare_loops_take_steps(small_steps, steps_taken, theirs, monkeypatch):
     if theirs is not None and missing(theirs):
         pytest.skip(missing(theirs) or "")
     monkeypatch.setattr(loops, "WORKERS", 2)  # Others refuse a single worker, so they are told two.
@@ -87,6 +98,7 @@ def test_bare_loops_take_steps(small_steps, theirs, monkeypatch):
         loop.close()
     finally:
         dist.destroy_process_group()
+    assert len(steps_taken) >= 2
 
 
 def test_what_is_not_installed_is_said(monkeypatch):
