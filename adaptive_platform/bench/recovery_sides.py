@@ -37,6 +37,9 @@ _BETWEEN_STEPS = 25
 """Steps from one recovery to the next kill, so that it does not fall on a checkpoint."""
 _PATIENCE_SECONDS = 120.0
 _LOOK_SECONDS = 0.05
+_OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""A store of its own for each start of the workers. With the agent's, which outlives them and keeps
+the addresses of their predecessors under the same names, PyTorch 2.14 often can't meet again."""
 _RAY = {
     "address": "local",
     "num_cpus": 4,
@@ -149,10 +152,15 @@ def _torchrun(kills: int, folder: Path) -> dict[str, list[float]]:
     words += [f"--nproc-per-node={recovery_loops.WORKERS}", "--max-restarts=100"]
     words += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
     words += ["-m", recovery_loops.__name__, str(folder)]
-    log = (folder / "log").open("w", encoding="utf-8")
-    agent = subprocess.Popen(words, stdout=log, stderr=log)
+    path = folder / "log"
+    with path.open("w", encoding="utf-8") as log:
+        agent = subprocess.Popen(words, stdout=log, stderr=log, env=os.environ | _OWN_STORE)
     try:
         return _kill_by_notes(kills, Orders(str(folder)))
+    except RunFailedError as error:
+        said = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        told = [line for line in said if "Error" in line]
+        raise RunFailedError(f"{error}; torchrun said: {' / '.join(told[-2:]) or 'nothing'}") from None
     finally:
         agent.terminate()
 
