@@ -160,7 +160,9 @@ def _torchrun(kills: int, folder: Path) -> dict[str, list[float]]:
     except RunFailedError as error:
         said = path.read_text(encoding="utf-8", errors="replace").split("\n")
         told = [line for line in said if "Error" in line]
-        raise RunFailedError(f"{error}; torchrun said: {' / '.join(told[-2:]) or 'nothing'}") from None
+        raise RunFailedError(
+            f"{error}; torchrun said: {' / '.join(told[-2:]) or 'nothing'}"
+        ) from None
     finally:
         agent.terminate()
 

@@ -160,6 +160,16 @@ def scenarios() -> list[Scenario]:
             workers_after=2,
         ),
         Scenario(
+            name="drain-replaced",
+            event="a killed worker was replaced, then its node drains and another one is added",
+            moments=(
+                Moment(trouble=Kill(0), workers=_WORKERS, then="lost"),
+                Moment(trouble=Drain(0), workers=_WORKERS, then="left"),
+                Moment(trouble=AddNode(), steps=0),
+            ),
+            gap_seconds=_GAP_SECONDS,
+        ),
+        Scenario(
             name="add-node",
             event="a node is killed, another one is added",
             moments=(

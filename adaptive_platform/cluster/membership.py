@@ -69,8 +69,8 @@ class MembershipStatus:
     nodes: tuple[str, ...] = ()
     """Machine of each of them."""
     waiting: tuple[str, ...] = ()
-    vacant: int = 0
-    """Places in Ray Train's placement group whose worker is lost."""
+    housed: tuple[str, ...] = ()
+    """Machine of each worker of Ray Train that holds its place, a member or not."""
     placement_group: Any = None
     wanted: int = 1
     """Most workers now."""
@@ -167,6 +167,7 @@ class MembershipDesk:
     def status(self) -> MembershipStatus:
         """Who is there and who is missing."""
         present, waiting = self.roster.present, self.roster.waiting
+        self._look_after([name for name in self._first if name not in present])
         group = [self._members[n].placement_group for n in self._first if n in self._members]
         return MembershipStatus(
             attempt=self._attempt,
@@ -175,7 +176,7 @@ class MembershipDesk:
             nodes=tuple(self._members[name].node for name in present),
             waiting=waiting,
             wanted=self.roster.max_workers,
-            vacant=len(self._vacant),
+            housed=tuple(self._members[n].node for n in self._first if n not in self._dead),
             placement_group=group[0] if group else None,
             verdict=Verdict.OVER.value if self._ended else self.roster.verdict.value,
         )
@@ -192,15 +193,12 @@ class MembershipDesk:
             if self._members[name].node in nodes:
                 self.roster.ask_to_leave(name, "its node drains")
 
-    @property
-    def _vacant(self) -> list[str]:
-        return [name for name in self._first if name in self._dead]
-
     # --- inside -----------------------------------------------------------------------------
 
     _dead: set[str] = field(default_factory=set)
     _doors: set[tuple[str, int]] = field(default_factory=set)
     _knocks: set[asyncio.Task[None]] = field(default_factory=set)
+    _looks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _closing: asyncio.Task[None] | None = None
 
     def _settle(self) -> None:
@@ -254,6 +252,20 @@ class MembershipDesk:
         for waiting in self._waiting.values():
             waiting.future.set_result(Assignment(verdict=verdict.value, why=self.roster.last_loss))
         self._waiting = {}
+
+    def _look_after(self, names: list[str]) -> None:
+        """See, without waiting, whether those that are no members any more still hold a place."""
+        with suppress(RuntimeError):  # no loop runs where a test calls this directly
+            loop = asyncio.get_running_loop()
+            for name in names:
+                if name not in self._dead and name not in self._looks:
+                    self._looks[name] = loop.create_task(self._see(name))
+
+    async def _see(self, name: str) -> None:
+        try:
+            await self._lose_if_dead(name)
+        finally:
+            del self._looks[name]
 
     async def _watch(self, name: str) -> None:
         """Until `name` has stopped as the others have, or is known to be gone."""

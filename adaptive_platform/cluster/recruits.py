@@ -14,31 +14,14 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from adaptive_platform.cluster.membership import MembershipStatus
 from adaptive_platform.cluster.roster import Verdict
+from adaptive_platform.cluster.vacancies import room_outside, vacancies, vacant_places
 
-__all__ = ["RecruitWorker", "Recruiter", "vacancies"]
+__all__ = ["RecruitWorker", "Recruiter"]
 
 _LOOK_SECONDS = 1.0
 _FIRST_PAUSE_SECONDS = 2.0
 _LONGEST_PAUSE_SECONDS = 60.0
 _END_SECONDS = 20.0
-
-
-def vacancies(
-    *, wanted: int, present: int, coming: int, vacant: int, coming_inside: int, free: int
-) -> tuple[int, int]:
-    """How many recruits to start inside Ray Train's placement group, and outside of it.
-
-    Args:
-        wanted: Most workers.
-        present: Members now.
-        coming: Recruits that are under way.
-        vacant: Places in the placement group whose worker is gone.
-        coming_inside: Recruits that live in such a place, members or not.
-        free: Workers that the cluster has room for outside of the group.
-    """
-    missing = max(wanted - present - coming, 0)
-    inside = min(missing, max(vacant - coming_inside, 0))
-    return inside, min(missing - inside, free)
 
 
 class RecruitWorker:
@@ -68,6 +51,7 @@ class _Recruit:
     inside: bool
     ready: Any
     """Comes once its process lives."""
+    was_member: bool = False
 
 
 class Recruiter:
@@ -116,8 +100,8 @@ class Recruiter:
             draining = set(ray._private.state.state.get_draining_nodes())
             if draining:
                 self._mailbox.drain.remote(draining)
-        if Verdict(status.verdict) is Verdict.GO_ON and now >= self._not_before:
-            self._start(status)
+            if Verdict(status.verdict) is Verdict.GO_ON and now >= self._not_before:
+                self._start(status, draining)
         return status
 
     def close(self) -> None:
@@ -131,62 +115,78 @@ class Recruiter:
 
     def _bury(self, status: MembershipStatus) -> None:
         """Forget recruits that ended, and end those of an earlier attempt."""
-        staying = []
+        staying, failed = [], False
         for recruit in self._recruits:
+            recruit.was_member |= recruit.name in status.present
             ended, _ = ray.wait([recruit.done], timeout=0)
             if recruit.attempt != status.attempt and not ended:
                 ray.kill(recruit.actor)
             elif not ended:
                 staying.append(recruit)
-            else:
-                self._learn_from(recruit)
+            elif self._has_failed(recruit) and not recruit.was_member:
+                failed = True
         self._recruits = staying
-        if any(r.name in status.present for r in staying):
+        if any(recruit.was_member for recruit in staying):
             self._pause = _FIRST_PAUSE_SECONDS
-
-    def _learn_from(self, recruit: _Recruit) -> None:
-        try:
-            ray.get(recruit.done)
-        except ray.exceptions.RayError as error:
+        if failed:  # one reason, however many it took along
             self._not_before = time.monotonic() + self._pause
             self._pause = min(2.0 * self._pause, _LONGEST_PAUSE_SECONDS)
+
+    def _has_failed(self, recruit: _Recruit) -> bool:
+        """How one that ended came to its end."""
+        error: ray.exceptions.RayError | None = None
+        try:
+            ray.get(recruit.done)
+        except ray.exceptions.RayError as raised:
+            error = raised
             line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
             if line != self._told:
                 self._told = line
                 self._say(f"a worker that joined later ended: {line}")
         ray.kill(recruit.actor)
+        return error is not None
 
-    def _start(self, status: MembershipStatus) -> None:
-        known = {*status.present, *status.waiting}
-        placed = _is_placed(status.placement_group)
-        if not placed:
-            self._withdraw(known)
+    def _start(self, status: MembershipStatus, draining: set[str]) -> None:
+        vacant = self._vacant(status, draining)
         coming = [r for r in self._recruits if r.name not in status.present]
-        if len(known) + len([r for r in coming if r.name not in known]) >= status.wanted:
-            return
-        free = ray.available_resources()
-        room = min(int(free.get(name, 0.0) // need) for name, need in self._resources.items())
+        others = set(status.waiting) - {r.name for r in coming}
         inside, outside = vacancies(
             wanted=status.wanted,
             present=len(status.present),
-            coming=len(coming),
-            vacant=status.vacant if placed else 0,
-            coming_inside=sum(r.inside for r in self._recruits),
-            free=room,
+            coming=len(coming) + len(others),
+            vacant=vacant,
+            free=room_outside(
+                ray._private.state.available_resources_per_node(), self._resources, draining
+            ),
         )
         for number in range(inside + outside):
             self._recruit(status, inside=number < inside)
 
-    def _withdraw(self, known: set[str]) -> None:
-        """End recruits that wait for a place in a group that has none for them.
+    def _vacant(self, status: MembershipStatus, draining: set[str]) -> int:
+        """Places in Ray Train's group for which nobody has been started.
 
-        One that lives already has its place, and goes on making itself ready.
+        Ends recruits that wait for a place there and can't get one: it is gone, or its machine is
+        about to go. One that lives already has its place, and goes on making itself ready.
         """
-        for recruit in [r for r in self._recruits if r.inside and r.name not in known]:
+        node_of = dict(zip(status.present, status.nodes, strict=True))
+        inside = [r for r in self._recruits if r.inside]
+        occupants = [node_of[r.name] for r in inside if r.name in node_of]
+        bundles = _bundles(status.placement_group)
+        vacant = vacant_places(bundles, (*status.housed, *occupants), draining)
+        hopeful = []
+        for recruit in [r for r in inside if r.name not in node_of]:
             living, _ = ray.wait([recruit.ready], timeout=0)
-            if not living:
+            if living or recruit.name in status.waiting:
+                vacant -= 1
+            else:
+                hopeful.append(recruit)
+        for recruit in hopeful:
+            if vacant > 0:
+                vacant -= 1
+            else:
                 ray.kill(recruit.actor)
                 self._recruits.remove(recruit)
+        return max(vacant, 0)
 
     def _recruit(self, status: MembershipStatus, *, inside: bool) -> None:
         name = f"{status.attempt}/recruit-{uuid.uuid4().hex[:6]}"
@@ -206,14 +206,16 @@ class Recruiter:
         self._recruits.append(_Recruit(name, status.attempt, actor, done, inside, ready))
 
 
-def _is_placed(group: Any) -> bool:
-    """False while Ray looks for a node in the place of one that died.
+def _bundles(group: Any) -> tuple[str, ...]:
+    """Machine of each place in a group; none while Ray looks for a node in the place of a dead one.
 
     An actor that is to live in such a group keeps Ray's head busy with vain attempts to start it,
     at the cost of everyone who trains there.
     """
     if group is None:
-        return False
+        return ()
     with suppress(ray.exceptions.RayError, ValueError):
-        return bool(ray.util.placement_group_table(group).get("state") == "CREATED")
-    return False
+        table = ray.util.placement_group_table(group)
+        if table.get("state") == "CREATED":
+            return tuple(table["bundles_to_node_id"].values())
+    return ()

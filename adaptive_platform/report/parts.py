@@ -1,8 +1,9 @@
 """One table of a run as a folder of Parquet parts: append, cut off after a step, merge, read.
 
 A part is `part-FIRST-LAST-STEP.parquet`: the first and last append that it holds, and the step of
-its first row. Sorted names give the order of writing. A merged part covers the parts it was made
-of, so where a merge was killed before it removed them, they are known to be superseded.
+its first row. Sorted names give the order of writing; each writer leaves a gap to those before it.
+A merged part covers the parts it was made of, so where a merge was killed before it removed them,
+they are known to be superseded.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ __all__ = ["Part", "PartTable", "arrow_schema", "live_parts", "read_table"]
 _NAME = re.compile(r"^part-(?P<first>\d+)-(?P<last>\d+)-(?P<step>\d+)\.parquet$")
 
 _READ_ATTEMPTS = 5
+_TERM = 1000
+"""Each writer begins at the next multiple. One that stood still, was taken for lost and wakes while
+another writes may finish the part it was at; it must not take the place of the other's."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -39,7 +43,7 @@ class Part:
 
     @property
     def span(self) -> int:
-        """Appends that the part holds."""
+        """Appends that the part has numbers for."""
         return self.last - self.first + 1
 
 
@@ -137,6 +141,7 @@ class PartTable:
         system.create_dir(folder, recursive=True)
         self._parts, stale = live_parts(system, folder)
         self._remove(stale)
+        self._next = (self._parts[-1].last // _TERM + 1) * _TERM if self._parts else 0
 
     @property
     def num_parts(self) -> int:
@@ -155,10 +160,10 @@ class PartTable:
             pa.array([getattr(row, column.name) for row in rows], type=column.type)
             for column in self._schema
         ]
-        number = self._parts[-1].last + 1 if self._parts else 0
-        part = Part(number, number, max(0, rows[0].step) if rows else 0)
+        part = Part(self._next, self._next, max(0, rows[0].step) if rows else 0)
         self._publish(part, pa.Table.from_arrays(columns, schema=self._schema))
         self._parts.append(part)
+        self._next += 1
         try:
             self._merge()
         except OSError:

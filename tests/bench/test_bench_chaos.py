@@ -19,6 +19,7 @@ from torch.distributed import HashStore
 from typer.testing import CliRunner
 
 from adaptive_platform.bench import chaos as chaos_bench
+from adaptive_platform.bench import invariants
 from adaptive_platform.bench.chaos import chaos, rows_of, table
 from adaptive_platform.bench.faults import Network, Orders, PacedLoss, Points, checksum
 from adaptive_platform.bench.hosts import clear_hosts
@@ -86,6 +87,15 @@ def changed(run: Path, folder: Path, change) -> Path:
         part.unlink()
     rows.to_parquet(copy / "steps" / "part.parquet")
     return copy
+
+
+def test_rounding_does_not_grow_into_a_difference():
+    steps = 1000
+    _, weights = invariants._Calm(steps).run(set(), {})
+    split = invariants._Calm(steps)
+    split._recipe = recipe(None, (1, 1), f"stop.steps={steps}", "microbatch=8")
+    _, others = split.run(set(), {})
+    assert max(float((weights[name] - others[name]).abs().max()) for name in weights) < 1e-5
 
 
 def test_a_lost_step_a_lost_sample_and_one_that_came_twice_are_seen(calm_run, tmp_path):
@@ -290,14 +300,21 @@ def test_rows_are_times_over_what_is_allowed():
 
 
 @pytest.mark.cluster
-def test_the_quick_form_kills_a_worker_on_a_real_cluster():
-    done = CliRunner().invoke(app, ["bench", "chaos", "--quick", "--json"])
-    assert done.exit_code == 0, done.output
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert [line["case"] for line in lines] == [
-        "kill: longest gap between steps",
-        "kill: all workers back",
-    ]
+def test_a_killed_worker_and_a_drained_node_cost_nothing_on_a_real_cluster(tmp_path):
+    """The replacement's place is on the node that drains: others are found. Times are not judged.
+
+    A machine that is busy with other things may take longer than the table allows.
+    """
+    words = ["bench", "chaos", "--case", "drain-replaced", "--json", "--out", str(tmp_path)]
+    done = CliRunner().invoke(app, words)
+    assert '"case": "drain-replaced: longest gap between steps"' in done.stdout, done.output
+    found = json.loads((tmp_path / "elasticity.jsonl").read_text())
+    assert not found["verdict"].startswith("failed"), found
+    assert (found["samples_lost"], found["samples_repeated"], found["strays"]) == (0, 0, 0)
+    assert found["weights_alike"]
+    assert found["steps_repeated"] == 0
+    assert any("joined" in line for line in found["told"][-2:])
+    assert done.exit_code == (found["verdict"] != "as expected")
 
 
 def test_hosts_that_nobody_cleared_up_are_removed():

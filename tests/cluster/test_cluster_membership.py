@@ -39,7 +39,7 @@ def desk_of(*states: str, most: int = 4) -> tuple[MembershipDesk, list[Member]]:
     return desk, members
 
 
-def test_a_dead_member_is_not_waited_for_and_its_place_is_vacant():
+def test_a_dead_member_is_not_waited_for_and_holds_no_place():
     async def scene() -> None:
         desk, (a, _, c) = desk_of("alive", "dead", "alive")
         found = await asyncio.gather(
@@ -50,7 +50,29 @@ def test_a_dead_member_is_not_waited_for_and_its_place_is_vacant():
         assert found[0].address == ("127.0.0.1", 1)
         assert found[0].nodes == ("node0", "node2")
         assert found[0].lost == ("worker 1 (its process or node ended)",)
-        assert (desk.status().vacant, desk.status().present) == (1, ("w0", "w2"))
+        status = desk.status()
+        assert (status.housed, status.present) == (("node0", "node2"), ("w0", "w2"))
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("gone", ["lost", "left"])
+def test_one_that_is_no_member_any_more_holds_its_place_until_its_process_ends(gone):
+    async def scene() -> None:
+        desk, members = desk_of("alive", "alive")
+        if gone == "lost":
+            desk.lose("one", "w1", "ValueError: no")
+        else:
+            desk.want(1)
+            await asyncio.gather(*(desk.next("one", m, join=False) for m in members))
+        assert desk.status().present == ("w0",)
+        await asyncio.sleep(0.1)
+        assert desk.status().housed == ("node0", "node1")
+        await asyncio.sleep(0.1)  # the last look is over
+        members[1].actor.state = "dead"
+        desk.status()
+        await asyncio.sleep(0.1)
+        assert desk.status().housed == ("node0",)
 
     asyncio.run(scene())
 

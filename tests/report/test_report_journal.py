@@ -199,6 +199,21 @@ def test_resuming_keeps_events_and_cuts_decisions_and_evaluations(tmp_path: Path
     assert lengths == {"steps": 1, "decisions": 1, "evals": 1, "events": 2}
 
 
+def test_a_writer_that_was_taken_for_lost_overwrites_nothing(tmp_path: Path) -> None:
+    frozen = Journal(tmp_path)
+    for step in (1, 2):
+        frozen.step(step_record(step))
+        frozen.flush()
+    follower = Journal(tmp_path, resume_step=2)
+    frozen.step(step_record(3))
+    for step in (3, 4):
+        follower.step(step_record(step))
+        follower.flush()
+    frozen.flush()  # it was in the middle of this when it stood still
+    assert set(steps_of(tmp_path)) == {1, 2, 3, 4}
+    assert sorted(steps_of(tmp_path)) == [1, 2, 3, 3, 4]
+
+
 def test_a_new_run_refuses_a_directory_with_records(tmp_path: Path) -> None:
     Journal(str(tmp_path))
     with pytest.raises(UserError, match=r"already holds the records of a run.*resume="):
