@@ -15,9 +15,9 @@ from typing import Any
 
 from adaptive_platform.bench.hosts import clear_hosts
 from adaptive_platform.bench.invariants import TIMEOUT_SECONDS
-from adaptive_platform.bench.playing import Finding, scenario_of
+from adaptive_platform.bench.judging import Finding
 from adaptive_platform.bench.rows import Row
-from adaptive_platform.bench.scenarios import scenarios
+from adaptive_platform.bench.scenarios import scenario_of, scenarios
 from adaptive_platform.bench.stage import adopt_orphans, end_descendants
 from adaptive_platform.errors import UserError
 

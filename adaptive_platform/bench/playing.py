@@ -23,26 +23,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 
 from adaptive_platform.bench.faults import Network, Orders, PacedLoss, Points
 from adaptive_platform.bench.hosts import Hosts
-from adaptive_platform.bench.invariants import (
-    CHECKPOINT_STEPS,
-    hold_against_calm,
-    longest_gap,
-    recipe,
-    until_full,
-)
-from adaptive_platform.bench.scenarios import Scenario, random_trouble, scenarios, soak
+from adaptive_platform.bench.invariants import recipe
+from adaptive_platform.bench.judging import Finding, judge
+from adaptive_platform.bench.scenarios import Scenario, random_trouble, scenario_of
 from adaptive_platform.bench.stage import Stage, adopt_orphans, leave_with_parent, workers
 from adaptive_platform.bench.trouble import Moment
 from adaptive_platform.cluster.launch import launch
 from adaptive_platform.cluster.mailbox import Message
 from adaptive_platform.errors import RunFailedError, UserError
 
-__all__ = ["Finding", "NotHereError", "play", "scenario_of"]
+__all__ = ["NotHereError", "play"]
 
 _JUDGE_SECONDS = 20.0
 """Of a scenario's time, for its end and for looking at what came of it."""
@@ -56,69 +50,10 @@ _BREATH_SECONDS = (2.0, 8.0)
 """Between the events of a soak, once all workers are back."""
 _BACK_SECONDS = 90.0
 """Longest wait for that."""
-_TOLD = (
-    "lost",
-    "left",
-    "joined",
-    "regrouped",
-    "resume",
-    "warning",
-    "skip",
-    "broken_sample",
-    "straggler",
-)
-_KEEP_LINES = 12
 
 
 class NotHereError(RuntimeError):
     """This machine does not allow what a scenario needs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """What came of one scenario."""
-
-    name: str
-    event: str
-    expected: str
-    verdict: str
-    """`as expected`, or what was not."""
-    gap_seconds: float | None = None
-    """Longest gap between committed steps after the events."""
-    full_seconds: float | None = None
-    """From the first event until all workers were there again."""
-    told_after: int | None = None
-    """Steps until the event that was to be told."""
-    steps: int = 0
-    events: int = 0
-    steps_repeated: int = 0
-    samples_lost: int = 0
-    samples_repeated: int = 0
-    weights_alike: bool | None = None
-    strays: int = 0
-    seconds: float = 0.0
-    """All of it, the start and the end of the run included."""
-    told: tuple[str, ...] = ()
-    """What the run said meanwhile, after how many seconds."""
-
-    @property
-    def as_expected(self) -> bool:
-        """True where nothing was wrong."""
-        return self.verdict == "as expected"
-
-    @property
-    def was_not_run(self) -> bool:
-        """True where this machine does not allow it."""
-        return self.verdict.startswith("not run")
-
-
-def scenario_of(name: str) -> Scenario:
-    """By its name; `soak:MINUTES:SEED` for random trouble."""
-    kind, *numbers = name.split(":")
-    if kind == "soak":
-        return soak(float(numbers[0]), int(numbers[1]))
-    (found,) = [each for each in scenarios() if each.name == name]
-    return found
 
 
 @dataclass(slots=True)
@@ -234,7 +169,15 @@ def play(stage: Stage, scenario: Scenario) -> Finding:
             else:
                 done = _soak(stage, scenario, run)
             run.end()
-            return _judge(scenario, run, run_dir, orders, done, began)
+            return judge(
+                scenario,
+                run_dir,
+                orders.notes(),
+                done=done,
+                repeated=run.watch.repeated,
+                restarts=run.watch.restarts,
+                began=began,
+            )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -300,66 +243,6 @@ def _soak(stage: Stage, scenario: Scenario, run: _Run) -> list[float]:
     last = run.watch.step + _CALM_STEPS
     run.until(lambda: run.watch.step >= last, f"{_CALM_STEPS} calm steps")
     return done
-
-
-def _judge(
-    scenario: Scenario,
-    run: _Run,
-    run_dir: Path,
-    orders: Orders,
-    done: list[float],
-    began: float,
-) -> Finding:
-    repeated = run.watch.repeated
-    standing = hold_against_calm(
-        run_dir,
-        orders.notes(),
-        repeated=run.watch.restarts * CHECKPOINT_STEPS,
-        unreadable=scenario.unreadable,
-        leave_seconds=scenario.leave_seconds,
-    )
-    wrong = list(standing.wrong)
-    gap = max(longest_gap(run_dir, done))
-    if gap > scenario.gap_seconds:
-        wrong.append(f"a gap of {gap:.1f} s")
-    full = until_full(run_dir, done[0], scenario.workers[1])
-    if scenario.full_seconds is not None and not full <= scenario.full_seconds:
-        wrong.append(f"all workers were back after {full:.1f} s")
-    if repeated > scenario.repeated:
-        wrong.append(f"{repeated} steps were made again")
-    events = pd.read_parquet(run_dir / "events").sort_values("time")
-    told_after = None
-    if scenario.tells:
-        told_after = _told_after(run_dir, events, scenario.tells, done[-1])
-        if scenario.tells_within is not None and told_after > scenario.tells_within:
-            wrong.append(f"`{scenario.tells}` was told after {told_after} steps")
-    told = events[events.kind.isin(_TOLD) & (events.time >= done[0] - 1.0)]
-    lines = [f"{e.time - done[0]:+.2f} s {e.kind}: {e.text}" for e in told.itertuples()]
-    return Finding(
-        name=scenario.name,
-        event=scenario.event,
-        expected=scenario.expected,
-        verdict="; ".join(wrong) or "as expected",
-        gap_seconds=round(gap, 3),
-        full_seconds=round(full, 2) if full == full else None,
-        told_after=told_after,
-        steps=standing.steps,
-        events=len(done),
-        steps_repeated=repeated,
-        samples_lost=standing.samples_lost,
-        samples_repeated=standing.samples_repeated,
-        weights_alike=standing.weights_alike,
-        strays=standing.strays,
-        seconds=round(time.monotonic() - began, 1),
-        told=tuple(lines[:_KEEP_LINES]),
-    )
-
-
-def _told_after(run_dir: Path, events: pd.DataFrame, kind: str, when: float) -> int:
-    """Steps between a moment and the first event of a kind."""
-    first = events[(events.kind == kind) & (events.time >= when)].time.min()
-    times = pd.read_parquet(run_dir / "steps").time
-    return int(((times > when) & (times < first)).sum())
 
 
 @contextmanager

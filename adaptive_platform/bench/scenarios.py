@@ -21,7 +21,7 @@ from adaptive_platform.bench.trouble import (
     Trouble,
 )
 
-__all__ = ["Scenario", "random_trouble", "scenarios"]
+__all__ = ["Scenario", "random_trouble", "scenario_of", "scenarios"]
 
 _WORKERS = 3
 _GAP_SECONDS = 1.5
@@ -230,6 +230,15 @@ def scenarios() -> list[Scenario]:
             limit_seconds=300.0,
         ),
     ]
+
+
+def scenario_of(name: str) -> Scenario:
+    """By its name; `soak:MINUTES:SEED` for random trouble."""
+    kind, *numbers = name.split(":")
+    if kind == "soak":
+        return soak(float(numbers[0]), int(numbers[1]))
+    (found,) = [each for each in scenarios() if each.name == name]
+    return found
 
 
 def soak(minutes: float, seed: int) -> Scenario:

@@ -20,7 +20,7 @@ from adaptive_platform.report.run_data import RECIPE_NAME
 from adaptive_platform.settings import user_error
 from adaptive_platform.storage import exists, is_local, join, open_location, read_bytes, write_bytes
 
-__all__ = ["RunDirectory", "discard", "recipe_of_run"]
+__all__ = ["RunDirectory", "discard", "hold", "recipe_of_run"]
 
 _LOCK_NAME = ".lock"
 
@@ -123,6 +123,20 @@ def discard(path: str) -> None:
     with _held(system, root, path):
         _empty(system, root)
     _remove_if_empty(root, root)
+
+
+def hold(run_dir: str) -> AbstractContextManager[None]:
+    """Keep other processes out of a run directory, which is made where it is missing.
+
+    Raises:
+        UserError: Another process is at work there, or it can't be written to.
+    """
+    system, root = _open("out", run_dir)
+    try:
+        system.create_dir(root, recursive=True)
+    except OSError as error:
+        raise _unwritable(run_dir, error) from None
+    return _held(system, root, run_dir)
 
 
 def _held(system: Any, root: str, path: str) -> AbstractContextManager[None]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from adaptive_platform.checkpoints.store import CheckpointStore
+from adaptive_platform.cluster.directory import hold
 from adaptive_platform.cluster.recorder import Recorder
 from adaptive_platform.cluster.rendezvous import meet
 from adaptive_platform.cluster.trainer import resolve_recipe, with_own_data
@@ -50,7 +52,8 @@ class Run(TrainingRun):
         loss: Losses per sample for evaluation; the recipe's cross entropy where None.
 
     Raises:
-        UserError: Recipe, data or checkpoint can't be used.
+        UserError: Recipe, data or checkpoint can't be used, or another process is at work in the
+            run directory.
     """
 
     def __init__(
@@ -68,28 +71,37 @@ class Run(TrainingRun):
         run_dir = resolved.resume or resolved.out
         keeps = membership.rank == 0 and run_dir is not None
         self._recorder = Recorder(None, resolved.report.flush_seconds, first=membership.rank == 0)
-        super().__init__(
-            resolved,
-            model,
-            _source(data, resolved),
-            resolved.data,
-            membership,
-            loss=loss,
-            store=CheckpointStore(run_dir, self._recorder.saved_in) if keeps and run_dir else None,
-            observer=self._recorder,
-            must_resume=resolved.resume is not None,
-        )
-        if keeps and run_dir:
-            journal = Journal(
-                run_dir,
-                resume_step=self.progress.step,
-                skipped=self.state.skipped_in_a_row,
-                epoch=self.progress.epoch,
+        with ExitStack() as held:
+            if keeps and run_dir:
+                held.enter_context(hold(run_dir))
+            super().__init__(
+                resolved,
+                model,
+                _source(data, resolved),
+                resolved.data,
+                membership,
+                loss=loss,
+                store=CheckpointStore(run_dir, self._recorder.saved_in)
+                if keeps and run_dir
+                else None,
+                observer=self._recorder,
+                must_resume=resolved.resume is not None,
             )
-            self._recorder.open(journal)
-            system, root = open_location(run_dir)
-            stored = resolved.model_copy(update={"out": run_dir, "resume": None})
-            write_bytes(system, join(root, RECIPE_NAME), stored.to_yaml().encode())
+            if keeps and run_dir:
+                self._begin_records(run_dir, resolved)
+            self._held = held.pop_all()
+
+    def _begin_records(self, run_dir: str, recipe: Recipe) -> None:
+        journal = Journal(
+            run_dir,
+            resume_step=self.progress.step,
+            skipped=self.state.skipped_in_a_row,
+            epoch=self.progress.epoch,
+        )
+        self._recorder.open(journal)
+        system, root = open_location(run_dir)
+        stored = recipe.model_copy(update={"out": run_dir, "resume": None})
+        write_bytes(system, join(root, RECIPE_NAME), stored.to_yaml().encode())
 
     def ask_to_stop(self) -> None:
         """Let all workers finish the step in hand, save, and end their loops."""
@@ -99,6 +111,7 @@ class Run(TrainingRun):
         """Finish checkpoint and records, end process groups. Safe to call twice."""
         super().close()
         self._recorder.close()
+        self._held.close()
 
 
 def _source(data: Any, recipe: Recipe) -> DataSource:

@@ -24,8 +24,8 @@ from adaptive_platform.bench.chaos import chaos, rows_of, table
 from adaptive_platform.bench.faults import Network, Orders, PacedLoss, Points, checksum
 from adaptive_platform.bench.hosts import clear_hosts
 from adaptive_platform.bench.invariants import hold_against_calm, longest_gap, recipe, until_full
-from adaptive_platform.bench.playing import Finding, scenario_of
-from adaptive_platform.bench.scenarios import random_trouble, scenarios
+from adaptive_platform.bench.judging import Finding
+from adaptive_platform.bench.scenarios import random_trouble, scenario_of, scenarios
 from adaptive_platform.bench.stage import adopt_orphans, descendants, end_descendants
 from adaptive_platform.checkpoints.store import CheckpointStore
 from adaptive_platform.cli import app
