@@ -78,7 +78,7 @@ def read_run(run_dir: str | os.PathLike[str]) -> RunData:
         path=given,
         recipe=_recipe(recipe_text, given),
         recipe_text=recipe_text,
-        steps=tables["steps"],
+        steps=_each_once(tables["steps"]),
         decisions=tables["decisions"].drop_duplicates(["step", "kind"], keep="last"),
         # An evaluation at the step of a checkpoint may be repeated by the attempt after it.
         evals=tables["evals"].drop_duplicates("step", keep="last"),
@@ -86,6 +86,12 @@ def read_run(run_dir: str | os.PathLike[str]) -> RunData:
         result=None if result is None else _mapping(result, given, RESULT_NAME),
         environment=_mapping(environment or b"{}", given, ENVIRONMENT_NAME),
     )
+
+
+def _each_once(steps: pd.DataFrame) -> pd.DataFrame:
+    """A writer that woke up after another one took over may have left some of its steps too."""
+    again = steps.duplicated(["step", "skipped"], keep="last") & ~steps.skipped.astype(bool)
+    return steps[~again].reset_index(drop=True) if again.any() else steps
 
 
 def labels(runs: list[RunData]) -> list[str]:

@@ -24,6 +24,7 @@ from adaptive_platform.report import (
 )
 from adaptive_platform.report.parts import PartTable, arrow_schema, read_table
 from adaptive_platform.report.records import StepRecord
+from adaptive_platform.report.run_data import read_run
 
 DESIGN_COLUMNS = [
     "step",
@@ -212,6 +213,8 @@ def test_a_writer_that_was_taken_for_lost_overwrites_nothing(tmp_path: Path) -> 
     frozen.flush()  # it was in the middle of this when it stood still
     assert set(steps_of(tmp_path)) == {1, 2, 3, 4}
     assert sorted(steps_of(tmp_path)) == [1, 2, 3, 3, 4]
+    (tmp_path / "recipe.yaml").write_text("name: frozen\n")
+    assert read_run(tmp_path).steps.step.tolist() == [1, 2, 3, 4]
 
 
 def test_a_new_run_refuses_a_directory_with_records(tmp_path: Path) -> None:
