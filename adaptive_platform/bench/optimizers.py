@@ -23,6 +23,7 @@ from adaptive_platform.bench.processes import run_group
 from adaptive_platform.bench.rows import Row, paired
 from adaptive_platform.collectives import Membership
 from adaptive_platform.data import PythonConfig, wrap_dataset
+from adaptive_platform.errors import UserError
 from adaptive_platform.models import ModelConfig
 from adaptive_platform.optimizers import Exchange
 from adaptive_platform.optimizers.natural.blocks import KroneckerBlock
@@ -82,7 +83,7 @@ _FULL = (
     _Stage("resnet20_cifar", 32, 128, _SECOND_ORDER, 20, 20, 10),
     _Stage("resnet18", 32, 64, _SECOND_ORDER, 20, 20, 10, library=True),
     _Stage("resnet50", 32, 32, _SECOND_ORDER, 10, 10, 4, library=True),
-    _Stage("resnet50", 224, 32, _SECOND_ORDER, 1, 3, 1),
+    _Stage("resnet50", 224, 32, _SECOND_ORDER, 3, 5, 1),
 )
 
 
@@ -100,9 +101,17 @@ def optimizers(*, quick: bool, stages: tuple[str, ...] = ()) -> list[Row]:
     Args:
         quick: Small networks and few blocks, to end within a minute.
         stages: Titles to measure, such as `resnet18 at 32x32, 64 per worker`; all where empty.
+
+    Raises:
+        UserError: There is no such stage.
     """
     rows: list[Row] = []
-    for stage in _QUICK if quick else _FULL:
+    known = _QUICK if quick else _FULL
+    titles = [stage.title for stage in known]
+    for title in stages:
+        if title not in titles:
+            raise UserError(f"--case = {title}: must be one of {'; '.join(titles)}.")
+    for stage in known:
         if stages and stage.title not in stages:
             continue
         found = run_group(_WORKERS, _take_turns, stage)

@@ -73,11 +73,18 @@ def recovery(quick: _Quick = False, as_json: _AsJson = False) -> None:
 
 
 @commands.command()
-def optimizers(quick: _Quick = False, as_json: _AsJson = False) -> None:
+def optimizers(
+    quick: _Quick = False,
+    as_json: _AsJson = False,
+    case: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this stage, such as 'resnet50 at 224x224, 32 per worker'."),
+    ] = None,
+) -> None:
     """Steps of each optimizer against torch's own and kfac-pytorch."""
     from adaptive_platform.bench.optimizers import optimizers as measure
 
-    _print(measure(quick=quick), (), as_json=as_json)
+    _print(measure(quick=quick, stages=tuple(case or ())), (), as_json=as_json)
 
 
 @commands.command("input")

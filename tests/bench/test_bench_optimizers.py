@@ -7,6 +7,7 @@ from torch.distributed import HashStore
 
 from adaptive_platform.bench import optimizers as bench
 from adaptive_platform.collectives import Membership
+from adaptive_platform.errors import UserError
 
 STAGE = bench._Stage("resnet8_cifar", 8, 4, bench._SECOND_ORDER, 2, 2, 2)
 
@@ -44,6 +45,11 @@ def test_stages_have_titles_of_their_own() -> None:
     for stages in (bench._QUICK, bench._FULL):
         titles = [(stage.title, tuple(stage.arms)) for stage in stages]
         assert len(set(titles)) == len(titles)
+
+
+def test_a_stage_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(UserError, match="--case = resnet19: must be one of resnet18 at 32x32"):
+        bench.optimizers(quick=False, stages=("resnet19",))
 
 
 def test_the_factors_of_resnet50_are_those_of_the_sheet_and_are_shared_out() -> None:
