@@ -13,9 +13,10 @@ from adaptive_platform.statistics.throughput import StepTiming
 from adaptive_platform.training.copies import Copies
 from adaptive_platform.training.curvature import Curvature
 from adaptive_platform.training.forecast import Forecast, forecast
+from adaptive_platform.training.measured import Measured
 from adaptive_platform.training.own_share import OwnShare
 from adaptive_platform.training.state import RunState
-from adaptive_platform.training.step import Measured, Step
+from adaptive_platform.training.step import Step
 
 __all__ = ["Measuring", "refuse_unmet_needs"]
 

@@ -36,6 +36,7 @@ from adaptive_platform.training.copies import Copies
 from adaptive_platform.training.curvature import Curvature
 from adaptive_platform.training.evaluated import Evaluated
 from adaptive_platform.training.fitness import memory_format_of, refuse_sparse
+from adaptive_platform.training.measured import RIDER_SLOTS
 from adaptive_platform.training.measuring import Measuring
 from adaptive_platform.training.mixing import EveryMixing, Mixing
 from adaptive_platform.training.observer import Observer
@@ -47,7 +48,7 @@ from adaptive_platform.training.ratios import Ratios, ReducerHalves
 from adaptive_platform.training.scoring import Scoring
 from adaptive_platform.training.sparse_exchange import SparseExchange
 from adaptive_platform.training.state import RunState
-from adaptive_platform.training.step import RIDER_SLOTS, Step
+from adaptive_platform.training.step import Step
 from adaptive_platform.training.subgroups import Subgroups
 from adaptive_platform.training.telling import Teller
 

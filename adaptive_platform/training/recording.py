@@ -13,7 +13,7 @@ from adaptive_platform.progress import Progress
 from adaptive_platform.report.records import DecisionRecord, StepRecord
 from adaptive_platform.summary import GradientSummary
 from adaptive_platform.training.forecast import Forecast
-from adaptive_platform.training.step import Measured
+from adaptive_platform.training.measured import Measured
 
 __all__ = ["decision_record", "step_record"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,75 +19,11 @@ from adaptive_platform.gradients.buckets import GradientBuckets
 from adaptive_platform.gradients.buffers import SharedBuffers
 from adaptive_platform.optimizers import ListeningOptimizer
 from adaptive_platform.statistics import StepMoments
+from adaptive_platform.training.measured import RIDER_SLOTS, Measured, Slot
 from adaptive_platform.training.ratios import Ratios
 from adaptive_platform.training.step_times import times_for
 
-__all__ = ["RIDER_SLOTS", "Measured", "Step"]
-
-# The rider's slots; each holds a sum over workers after the reduction.
-(
-    _SQNORM,
-    _INVERSE,
-    _MICROBATCHES,
-    _SAMPLES,
-    _LOSS,
-    _CORRECT,
-    _SCORED,
-    _STOP,
-    _BROKEN,
-    _FATAL,
-    _OUT_OF_MEMORY,
-    _CHANGE,
-    _DURABLE,
-    _OWN_SQNORM,
-    _PRESENT,
-) = range(15)
-RIDER_SLOTS = 15
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """What all workers know about a step once it is reduced; equal on all of them."""
-
-    finite: bool
-    """The vote: False when any worker met a non-finite loss or gradient."""
-    trained: int
-    """Samples that entered the gradient."""
-    loss: float
-    """Mean loss over those samples."""
-    accuracy: float | None
-    """Share of right predictions; None where outputs are not class scores."""
-    grad_sqnorm: float
-    """Squared norm of the mean gradient, loss scale undone, before clipping; where workers step
-    alone, the mean over them."""
-    moments: StepMoments | None
-    """Squared norms and counts for the estimators; None where the step was not measured."""
-    num_microbatches: int
-    """Micro-batches of all workers."""
-    stop_requests: int
-    """Workers that were asked to stop."""
-    broken: int
-    """Samples that could not be read in this step."""
-    fatal: int
-    """Workers that met an error which ends the run."""
-    out_of_memory: int
-    """Workers whose memory did not hold a micro-batch; the step is then of no use."""
-    change_requests: int
-    """Workers that know that the membership is to change."""
-    durable_step: int
-    """Records of earlier steps are durable."""
-    paces: tuple[float, ...]
-    """Seconds per sample of each worker's own passes, by rank; 0 for one without samples.
-    On GPUs those of the step before, since the device tells them only now."""
-    reduce_seconds: float
-    """Time this worker waited for the reduction after its backward had ended."""
-    statistics_seconds: float
-    """Time this worker spent on squared norms."""
-
-    @property
-    def counts(self) -> bool:
-        """True when the step may be committed."""
-        return self.finite and self.trained > 0
+__all__ = ["Step"]
 
 
 class Step:
@@ -204,16 +140,16 @@ class Step:
         # To the squared norm of the micro-batch's own mean gradient.
         to_mean = self._global_batch / (samples * self._loss_scale)
         with torch.no_grad():
-            self._sums[_SQNORM] += sqnorm * to_mean**2
-            self._sums[_INVERSE] += 1.0 / samples
-            self._sums[_MICROBATCHES] += 1
+            self._sums[Slot.SQNORM] += sqnorm * to_mean**2
+            self._sums[Slot.INVERSE] += 1.0 / samples
+            self._sums[Slot.MICROBATCHES] += 1
             if self._measure and self._layer_sums.numel():
                 self._layer_sums.add_(self._buckets.layer_sqnorms, alpha=to_mean**2)
             self._samples += samples
-            self._sums[_LOSS] += total.detach().float()
+            self._sums[Slot.LOSS] += total.detach().float()
             if correct is not None:
-                self._sums[_CORRECT] += correct
-                self._sums[_SCORED] += samples
+                self._sums[Slot.CORRECT] += correct
+                self._sums[Slot.SCORED] += samples
 
     def abandon(self) -> None:
         """Give up the step on this worker for want of memory; `gather` tells the others."""
@@ -244,17 +180,17 @@ class Step:
                 f"backward: called {self._done} times for {self._expected} micro-batches of a "
                 "step. Call run.backward(losses) once in each pass of the loop."
             )
-        self._sums[_STOP] = float(stop_requested)
-        self._sums[_BROKEN] = float(broken)
-        self._sums[_FATAL] = float(fatal)
-        self._sums[_OUT_OF_MEMORY] = float(self._abandoned)
-        self._sums[_CHANGE] = float(change_requested)
-        self._sums[_DURABLE] = float(durable_step)
+        self._sums[Slot.STOP] = float(stop_requested)
+        self._sums[Slot.BROKEN] = float(broken)
+        self._sums[Slot.FATAL] = float(fatal)
+        self._sums[Slot.OUT_OF_MEMORY] = float(self._abandoned)
+        self._sums[Slot.CHANGE] = float(change_requested)
+        self._sums[Slot.DURABLE] = float(durable_step)
         buckets = self._buckets
-        self._sums[_SAMPLES] = float(self._samples)
+        self._sums[Slot.SAMPLES] = float(self._samples)
         if self._alone and self._samples:
-            self._sums[_PRESENT] = 1.0
-            self._sums[_OWN_SQNORM] = buckets.own_sqnorm() * self._own_factor**2
+            self._sums[Slot.PRESENT] = 1.0
+            self._sums[Slot.OWN_SQNORM] = buckets.own_sqnorm() * self._own_factor**2
         buckets.rider[:RIDER_SLOTS].copy_(self._sums)
         self._buffers.write_to(
             buckets.rider[RIDER_SLOTS : self._end_of_buffers], weight=float(self._samples)
@@ -290,26 +226,26 @@ class Step:
 
     def _measured(self, sums: list[float], sqnorms: list[float], waited: float) -> Measured:
         sqnorm, in_same_measure, layers = sqnorms[0], sqnorms[1], sqnorms[2:]
-        trained = round(sums[_SAMPLES])
-        microbatches = round(sums[_MICROBATCHES])
+        trained = round(sums[Slot.SAMPLES])
+        microbatches = round(sums[Slot.MICROBATCHES])
         # Samples left out since `begin`: the gradient is a mean over those that were read.
         self._correction = self._global_batch / (max(trained, 1) * self._loss_scale)
         grad_sqnorm = sqnorm * self._correction**2
         if self._alone:
             self._correction = self._own_factor
-            grad_sqnorm = sums[_OWN_SQNORM] / max(sums[_PRESENT], 1.0)
+            grad_sqnorm = sums[Slot.OWN_SQNORM] / max(sums[Slot.PRESENT], 1.0)
         self._sqnorm = sqnorm * self._correction**2
         of_microbatches, of_sum = layers[: len(layers) // 2], layers[len(layers) // 2 :]
         in_order = self._buckets.in_model_order
         return Measured(
-            finite=math.isfinite(grad_sqnorm) and math.isfinite(sums[_LOSS]),
+            finite=math.isfinite(grad_sqnorm) and math.isfinite(sums[Slot.LOSS]),
             trained=trained,
-            loss=sums[_LOSS] / max(trained, 1),
-            accuracy=sums[_CORRECT] / sums[_SCORED] if sums[_SCORED] > 0 else None,
+            loss=sums[Slot.LOSS] / max(trained, 1),
+            accuracy=sums[Slot.CORRECT] / sums[Slot.SCORED] if sums[Slot.SCORED] > 0 else None,
             grad_sqnorm=grad_sqnorm,
             moments=StepMoments(
-                micro_sqnorm=sums[_SQNORM] / microbatches,
-                inverse_microbatch=sums[_INVERSE] / microbatches,
+                micro_sqnorm=sums[Slot.SQNORM] / microbatches,
+                inverse_microbatch=sums[Slot.INVERSE] / microbatches,
                 num_microbatches=microbatches,
                 global_sqnorm=in_same_measure * self._correction**2,
                 global_batch=trained,
@@ -324,12 +260,12 @@ class Step:
             if self._measure and microbatches and not self._alone
             else None,
             num_microbatches=microbatches,
-            stop_requests=round(sums[_STOP]),
-            broken=round(sums[_BROKEN]),
-            fatal=round(sums[_FATAL]),
-            out_of_memory=round(sums[_OUT_OF_MEMORY]),
-            change_requests=round(sums[_CHANGE]),
-            durable_step=round(sums[_DURABLE]),
+            stop_requests=round(sums[Slot.STOP]),
+            broken=round(sums[Slot.BROKEN]),
+            fatal=round(sums[Slot.FATAL]),
+            out_of_memory=round(sums[Slot.OUT_OF_MEMORY]),
+            change_requests=round(sums[Slot.CHANGE]),
+            durable_step=round(sums[Slot.DURABLE]),
             paces=tuple(self._paces),
             reduce_seconds=waited,
             statistics_seconds=self._buckets.statistics_seconds,

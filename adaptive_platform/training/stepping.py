@@ -14,11 +14,11 @@ from adaptive_platform.gradients.loss import correct_predictions
 from adaptive_platform.progress import Progress
 from adaptive_platform.recipe import Recipe
 from adaptive_platform.training.course import Course
+from adaptive_platform.training.measured import Measured
 from adaptive_platform.training.observer import Observer
 from adaptive_platform.training.parts import Parts
 from adaptive_platform.training.recording import step_record
 from adaptive_platform.training.regrouping import Tail
-from adaptive_platform.training.step import Measured
 from adaptive_platform.training.unison import raise_first
 
 __all__ = ["Stepping"]

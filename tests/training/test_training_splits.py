@@ -13,7 +13,8 @@ from adaptive_platform.collectives.ring import RingConfig
 from adaptive_platform.gradients.buckets import GradientBuckets
 from adaptive_platform.gradients.buffers import SharedBuffers
 from adaptive_platform.statistics import StatisticsConfig
-from adaptive_platform.training.step import RIDER_SLOTS, Step
+from adaptive_platform.training.measured import RIDER_SLOTS
+from adaptive_platform.training.step import Step
 
 SIZES = {"even": [4, 4, 4, 4], "uneven": [1, 3, 5, 7]}
 DEALS = {
