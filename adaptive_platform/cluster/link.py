@@ -55,6 +55,7 @@ class MembershipLink:
         self._timeout_seconds = timeout_seconds
         self._changing = changing
         self._number = 0
+        self._rank, self._world_size = 0, 1
         self._joining = joining
         context = ray.get_runtime_context()
         self._node = context.get_node_id()
@@ -71,6 +72,7 @@ class MembershipLink:
         """Say that this worker of Ray Train is there."""
         enrolled = self._mailbox.enroll.remote(self._attempt, rank, world_size, self._member())
         ray.get(enrolled)
+        self._rank, self._world_size = rank, world_size
 
     def change_wanted(self) -> bool:
         """See `Regrouping.change_wanted`."""
@@ -118,6 +120,8 @@ class MembershipLink:
             try:
                 return self._ask(joining)
             except CollectiveError as error:
+                if self.cut_off:
+                    raise
                 unreachable, joining = error, False  # it has a place now
         raise unreachable
 
@@ -125,16 +129,28 @@ class MembershipLink:
         answer = self._mailbox.next.remote(self._attempt, self._member(), joining)
         # Peers that live notice within their limit; for a free place one may wait for ever.
         limit = None if joining else self._timeout_seconds + _PATIENCE_SECONDS
+        began = time.monotonic()
         try:
             found: Assignment = ray.get(answer, timeout=limit)
-        except ray.exceptions.RayError:
+        except ray.exceptions.RayError as error:
             self.cut_off = True  # whoever is left goes on without this worker
-            return Verdict.RESTART
+            raise CollectiveError(
+                operation="ask for the list of workers",
+                group="world",
+                rank=self._rank,
+                world_size=self._world_size,
+                generation=self._number,
+                timeout_seconds=limit or 0.0,
+                after_seconds=time.monotonic() - began,
+                reason=f"{type(error).__name__}: the driver's node is out of reach, or another "
+                "worker did not stop",
+            ) from None
         verdict, self._why = Verdict(found.verdict), found.why
         if verdict is Verdict.OVER or (verdict is Verdict.GO_ON and found.rank is None):
             return None
         if found.rank is None:
             return verdict
+        self._rank, self._world_size = found.rank, len(found.nodes)
         return NextMembers(
             membership=Membership(
                 store=PrefixStore(f"generation {found.number}", self._store(found)),

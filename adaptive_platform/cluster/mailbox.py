@@ -76,6 +76,8 @@ class Mailbox:
         for kind, fields, _ in messages:
             if kind == "step" and not fields["skipped"]:
                 self._desk.roster.commit(fields["step"])
+            elif kind == "ended":
+                self._desk.roster.conclude()
             elif kind == "advice":
                 self._desk.want(fields["workers"])
         roster = self._desk.roster

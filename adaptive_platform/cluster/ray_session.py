@@ -43,17 +43,17 @@ def ray_session(recipe: Recipe) -> Iterator[RaySession]:
     Raises:
         UserError: No cluster answers at the address, or this process already uses another one.
     """
+    # Ray Train polls its workers this often: half a second bounds the wait at the end of a run.
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
+    if recipe.is_live:
+        # Ray Train would start all workers again when a node drains; here its workers leave.
+        os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     if ray.is_initialized():
         if recipe.address:
             probe(recipe.address)
             _check_is_ours(recipe.address)
         yield _session(local=False)
         return
-    # Ray Train polls its workers this often: half a second bounds the wait at the end of a run.
-    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
-    if recipe.is_live:
-        # Ray Train would start all workers again when a node drains; here its workers leave.
-        os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     address, local = _address(recipe), is_local(recipe)
     settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if local:

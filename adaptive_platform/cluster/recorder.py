@@ -12,6 +12,7 @@ from typing import Any
 
 from adaptive_platform.cluster.backend import stop_signalled
 from adaptive_platform.cluster.mailbox import MailboxClient
+from adaptive_platform.errors import UserError
 from adaptive_platform.report.journal import Journal, JournalError
 from adaptive_platform.report.records import DecisionRecord, EvalRecord, EventRecord, StepRecord
 from adaptive_platform.training.held_records import Record
@@ -45,6 +46,8 @@ class Recorder:
         self._first = first
         self._told_step = self._durable_step = 0
         self._early: list[EventRecord] = []
+        self._taking_over: tuple[int, list[Record]] | None = None
+        """The step to begin from, and what waits, where a journal could not be opened yet."""
         self._mailbox = mailbox
         self._flush_seconds = flush_seconds
         self._flushed_at = time.monotonic()
@@ -72,15 +75,40 @@ class Recorder:
             return
         # What the last first worker wrote of the same steps goes, and is written again.
         oldest = min((record.step for record in records), default=step + 1)
-        journal = self._open_journal(min(oldest - 1, step))
+        self._taking_over = min(oldest - 1, step), list(records)
+        self._take_over()
+
+    def _take_over(self) -> None:
+        """Open the journal of a worker that became the first; where that fails, later again."""
+        assert self._open_journal is not None
+        assert self._taking_over is not None
+        step, records = self._taking_over
+        try:
+            journal = self._open_journal(step)
+        except UserError as error:
+            self._flushed_at = time.monotonic()
+            told = f"records are kept in memory: {error}"
+            warning = EventRecord(time=time.time(), step=0, kind="warning", text=told)
+            self._early.append(warning)
+            self.send("event", warning)
+            return
+        self._taking_over = None
+        self._journal = journal
         for record in records:
-            if isinstance(record, StepRecord):
-                journal.step(record)
-            elif isinstance(record, DecisionRecord):
-                journal.decision(record)
-            else:
-                journal.evaluation(record)
+            self._take_down(record)
         self.open(journal)
+
+    def _take_down(self, record: Record) -> None:
+        journal = self._journal
+        if journal is None:
+            if self._taking_over is not None:
+                self._taking_over[1].append(record)
+        elif isinstance(record, StepRecord):
+            journal.step(record)
+        elif isinstance(record, DecisionRecord):
+            journal.decision(record)
+        else:
+            journal.evaluation(record)
 
     def be_first(self) -> None:
         """This worker talks to the driver from now on; its journal is opened by the caller."""
@@ -89,7 +117,7 @@ class Recorder:
     def follow(self) -> None:
         """Another worker is the first one from now on; what was not written is its to write."""
         self._first = False
-        self._journal = None
+        self._journal = self._taking_over = None
 
     def saved_in(self, seconds: float) -> None:
         """A checkpoint was written in that time; the event that tells of it carries it along."""
@@ -97,7 +125,8 @@ class Recorder:
 
     def durable_step(self) -> int:
         """See `Observer.durable_step`."""
-        return self._durable_step if self._journal is not None else self._told_step
+        keeps = self._journal is not None or self._taking_over is not None
+        return self._durable_step if keeps else self._told_step
 
     def note(self, text: str) -> None:
         """An event outside of any step."""
@@ -107,9 +136,9 @@ class Recorder:
         """See `Observer.step`."""
         self._fraction = fraction_done
         self._told_step = record.step
-        self._early = []  # Without a journal by now there will be none.
-        if self._journal is not None:
-            self._journal.step(record)
+        if self._taking_over is None:
+            self._early = []  # Without a journal by now there will be none.
+        self._take_down(record)
         if not self._started:
             self._started = True
             self.send("started", {"first_step": time.time()})
@@ -119,15 +148,13 @@ class Recorder:
 
     def decision(self, record: DecisionRecord) -> None:
         """See `Observer.decision`."""
-        if self._journal is not None:
-            self._journal.decision(record)
+        self._take_down(record)
         if record.new_batch != record.old_batch:
             self.send("decision", record)
 
     def evaluation(self, record: EvalRecord) -> None:
         """See `Observer.evaluation`."""
-        if self._journal is not None:
-            self._journal.evaluation(record)
+        self._take_down(record)
         self.send("evaluation", record)
 
     def event(self, record: EventRecord) -> None:
@@ -171,6 +198,8 @@ class Recorder:
 
     def flush(self) -> None:
         """Begin to write what waits; where the storage fails it keeps waiting and people hear."""
+        if self._taking_over is not None:
+            self._take_over()
         if self._journal is None:
             return
         if self._writing is not None:
@@ -198,6 +227,8 @@ class Recorder:
         if self._writing is not None:
             self._tell_of(self._writing)
             self._writing = None
+        if self._taking_over is not None:
+            self._take_over()
         if self._journal is not None:
             self.flush()
             assert self._writing is not None

@@ -123,8 +123,10 @@ class Recruiter:
                 ray.kill(recruit.actor)
             elif not ended:
                 staying.append(recruit)
-            elif self._has_failed(recruit) and not recruit.was_member:
-                failed = True
+            elif self._has_failed(recruit):
+                # One that only waits is asked by nobody else whether it lives.
+                self._mailbox.lose.remote(recruit.attempt, recruit.name, "its process ended")
+                failed |= not recruit.was_member
         self._recruits = staying
         if any(recruit.was_member for recruit in staying):
             self._pause = _FIRST_PAUSE_SECONDS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import pickle
 import socket
 import uuid
@@ -108,9 +109,21 @@ def _delta(seconds: float) -> datetime.timedelta:
 
 
 def device_of_worker() -> torch.device:
-    """The GPU that Ray gave this worker, else the CPU."""
-    if not torch.cuda.is_available() or not ray.get_gpu_ids():
-        return torch.device("cpu")
-    from ray.train.torch import get_device
+    """The GPU that Ray gave this worker, else the CPU.
 
-    return torch.device(get_device())
+    Ray Train's own function answers its own workers alone; those that join later are plain actors.
+
+    Raises:
+        RunFailedError: CUDA_VISIBLE_DEVICES does not name that GPU.
+    """
+    given = [str(gpu) for gpu in ray.get_gpu_ids()]
+    if not torch.cuda.is_available() or not given:
+        return torch.device("cpu")
+    # Ray Train shows a worker all GPUs of its node's workers, an actor sees its own only.
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if given[0] not in visible:
+        raise RunFailedError(
+            f"CUDA_VISIBLE_DEVICES = {','.join(visible)}: Ray gave this worker GPU {given[0]}, "
+            "which is not among them. Leave the variable to Ray."
+        )
+    return torch.device("cuda", visible.index(given[0]))

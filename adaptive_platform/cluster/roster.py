@@ -72,6 +72,7 @@ class Roster:
         self._generation = Generation(number=0, members=tuple(members))
         self._stopped: set[str] = set()
         self._finished: set[str] = set()
+        self._concluded = False
         self._gone = {}
         self._leaving: dict[str, str] = {}
         self._waiting: list[str] = []
@@ -111,6 +112,10 @@ class Roster:
         if member in self._generation.members and member not in self._gone:
             self._finished.add(member)
             self._stopped.discard(member)
+
+    def conclude(self) -> None:
+        """The run's result was told; before that, a run whose last worker is lost has none."""
+        self._concluded = True
 
     def commit(self, step: int) -> None:
         """A step was committed: what earlier generations lost is forgotten."""
@@ -164,7 +169,7 @@ class Roster:
             return Verdict.GIVE_UP
         if self.present:
             return Verdict.GO_ON
-        return Verdict.OVER if self._finished else Verdict.RESTART
+        return Verdict.OVER if self._finished and self._concluded else Verdict.RESTART
 
     def next(self) -> Generation | None:
         """Close the generation, where it can be closed, and begin the next one."""

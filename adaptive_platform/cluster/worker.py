@@ -76,6 +76,8 @@ def train_worker(job: Job, entered: float, recruited: Recruitment | None = None)
     device = device_of_worker()
     if device.type == "cpu":
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    else:
+        torch.cuda.set_device(device)  # of this thread, which trains
     recipe = job.recipe
     recorder = Recorder(
         MailboxClient(job.mailbox),
@@ -174,6 +176,10 @@ def _train(
             link.lose(str(error))
         raise  # Peers are gone; a new attempt without them can go on.
     except (UserError, RunFailedError) as error:
+        if recruited and link is not None and (run is None or run.joining):
+            # Its own trouble, such as data that its node has only half of: the others go on.
+            link.lose(f"it could not join: {error}")
+            raise
         code = 2 if isinstance(error, UserError) else 1
         ray.get(job.mailbox.end.remote({"message": str(error), "exit_code": code}))
         if not single and not getattr(error, "agreed", False):

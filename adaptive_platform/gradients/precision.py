@@ -62,6 +62,15 @@ class LossScale:
             return replace(self, value=self.value * 2.0, good_steps=0)
         return replace(self, good_steps=self.good_steps + 1)
 
+    def going_on(self, saved: LossScale) -> LossScale:
+        """The scale of a run that goes on from a checkpoint with `saved`; this one is the recipe's.
+
+        Where one of them is fixed the number format was changed, and what it came to means nothing.
+        """
+        if self.growth_steps == 0 or saved.growth_steps == 0:
+            return self
+        return replace(saved, growth_steps=self.growth_steps)
+
     def state_dict(self) -> dict[str, int | float]:
         """Plain numbers for a checkpoint; `LossScale(**state)` is the way back."""
         return asdict(self)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -168,7 +169,8 @@ class PartTable:
             self._merge()
         except OSError:
             # The rows are safe and the folder is consistent; the next append tries again.
-            self._parts, _ = live_parts(self._system, self._folder)
+            with suppress(OSError):
+                self._parts, _ = live_parts(self._system, self._folder)
 
     def truncate(self, last_step: int, *, skipped: int = 0, epoch: int | None = None) -> None:
         """Remove the rows of what comes after a position, which is made again.

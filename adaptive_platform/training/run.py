@@ -299,6 +299,11 @@ class TrainingRun:
         """The recipe's number format, for forward and loss: `with run.autocast(): ...`."""
         return self.recipe.precision.autocast(self.reducer.device.type)
 
+    @property
+    def joining(self) -> bool:
+        """True until this worker has taken the state of the run over and is one of its members."""
+        return self._joining
+
     def close(self) -> None:
         """Finish the checkpoint under way, end decode processes and process groups.
 

@@ -112,7 +112,7 @@ class RunState:
         self.progress = Progress(**state["progress"])
         self.global_batch = int(state["global_batch"])
         self.initial_batch = state.get("initial_batch")
-        self.loss_scale = LossScale(**state["loss_scale"])
+        self.loss_scale = self.loss_scale.going_on(LossScale(**state["loss_scale"]))
         self.estimator.load_state_dict(state["estimator"])
         self.controller.load_state_dict(state["controller"])
         self.ledger.load_state_dict(state["ledger"])

@@ -175,8 +175,10 @@ class Stepping:
         # `torch.manual_seed` would format a stack trace for each accelerator that is not there.
         seed = hash((self._recipe.seed, step, self._parts.reducer.rank)) & 0x7FFFFFFF
         torch.default_generator.manual_seed(seed)
-        if self._parts.reducer.device.type == "cuda":
-            torch.cuda.manual_seed(seed)
+        device = self._parts.reducer.device
+        if device.type == "cuda":  # this one, whatever the thread's current device is
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
 
     def _settle(
         self,

@@ -8,9 +8,11 @@ from pathlib import Path
 import pandas as pd
 import torch
 from living import KilledError, Scene, live
+from report_examples import step_record
 from runs import Points, recipe
 
 from adaptive_platform.cluster.recorder import Recorder
+from adaptive_platform.errors import UserError
 from adaptive_platform.report.journal import Journal
 
 
@@ -69,6 +71,28 @@ def test_a_first_worker_that_leaves_does_not_write_over_the_next_ones_records(tm
     for name in "ab":
         recorders[name].close()
     assert list(pd.read_parquet(Path(tmp_path, "steps"))["step"]) == list(range(1, 11))
+
+
+def test_a_new_first_worker_keeps_records_until_the_storage_answers(tmp_path):
+    attempts: list[int] = []
+
+    def open_journal(step: int) -> Journal:
+        attempts.append(step)
+        if len(attempts) < 3:
+            raise UserError("no answer from the storage")
+        return Journal(tmp_path, resume_step=step)
+
+    recorder = Recorder(None, 0.0, open_journal=open_journal, first=False)
+    recorder.lead([step_record(3), step_record(4)], 4)
+    assert recorder.durable_step() == 0, "what nobody has written is not durable"
+    recorder.step(step_record(5), 0.5)
+    recorder.step(step_record(6), 0.6)
+    recorder.close()
+    assert attempts == [2, 2, 2]
+    assert pd.read_parquet(tmp_path / "steps").step.tolist() == [3, 4, 5, 6]
+    events = pd.read_parquet(tmp_path / "events")
+    assert events.kind.tolist() == ["warning", "warning"]
+    assert events.text.str.contains("no answer from the storage").all()
 
 
 def test_a_run_killed_after_a_skipped_step_has_each_row_once(tmp_path):

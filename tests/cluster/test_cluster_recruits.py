@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import given
@@ -69,6 +70,14 @@ class Actors:
         return (refs, []) if refs[0] in ("lives", "ended") else ([], refs)
 
 
+class Mailbox:
+    """Keeps whom it was told to be lost."""
+
+    def __init__(self) -> None:
+        self.lost: list[tuple[str, str, str]] = []
+        self.lose = SimpleNamespace(remote=lambda *told: self.lost.append(told))
+
+
 def recruit(name: str, ready: str, *, inside: bool = True) -> recruits._Recruit:
     return recruits._Recruit(name, "one", name, "goes on", inside, ready)
 
@@ -105,7 +114,8 @@ def test_members_that_are_killed_do_not_delay_their_replacement(monkeypatch):
     Actors(monkeypatch, bundles=())
     monkeypatch.setattr(recruits.ray, "get", lambda done: _raise(recruits.ray.exceptions.RayError))
     told: list[str] = []
-    recruiter = Recruiter(None, b"", {"CPU": 1.0}, told.append)
+    mailbox = Mailbox()
+    recruiter = Recruiter(mailbox, b"", {"CPU": 1.0}, told.append)
     worked = recruit("a", "lives")
     recruiter._recruits = [worked]
     recruiter._bury(MembershipStatus(attempt="one", present=("a",), nodes=("x",)))
@@ -119,6 +129,7 @@ def test_members_that_are_killed_do_not_delay_their_replacement(monkeypatch):
         each.done = "ended"
     pause = recruiter._pause
     recruiter._bury(MembershipStatus(attempt="one"))
+    assert [name for _, name, _ in mailbox.lost] == ["a", "b", "c"], "nobody asks who waits"
     assert recruiter._not_before > 0.0
     assert recruiter._pause == 2.0 * pause
 

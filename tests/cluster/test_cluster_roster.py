@@ -160,10 +160,23 @@ def test_what_becomes_of_the_run_when_nobody_is_left(ends, verdict):
         if ends == "lose":
             r.lose(member, "killed")
         else:
+            r.conclude()
             r.finish(member)
     assert r.verdict is verdict
     r.begin(("c",))
     assert (r.verdict, r.generation.number) == (Verdict.GO_ON, 0)
+
+
+def test_a_run_whose_last_checkpoint_was_not_written_is_not_over():
+    """The others have finished; the first one is lost before it told how the run ended."""
+    r = roster("a", "b")
+    r.finish("b")
+    r.lose("a", "killed while it saved")
+    assert r.verdict is Verdict.RESTART
+    r.begin(("c",))
+    r.conclude()
+    r.finish("c")
+    assert r.verdict is Verdict.OVER
 
 
 def test_those_that_finished_are_waited_for_by_nobody():

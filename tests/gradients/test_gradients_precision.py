@@ -60,3 +60,14 @@ def test_right_predictions_are_counted_only_where_there_are_classes():
     assert float(correct_predictions(outputs, torch.tensor([0, 1, 1]))) == 2.0
     assert correct_predictions(outputs, torch.tensor([0.5, 1.0, 1.0])) is None
     assert correct_predictions(torch.zeros(3), torch.tensor([0, 1, 1])) is None
+
+
+def test_a_run_that_goes_on_keeps_its_scale_only_in_the_same_kind_of_number():
+    half = PrecisionConfig(dtype="float16", loss_scale=1024.0, loss_scale_growth_steps=50)
+    moved = LossScale(value=256.0, growth_steps=2000, good_steps=7)
+    fixed = PrecisionConfig().first_scale()
+    assert half.first_scale().going_on(moved) == LossScale(
+        value=256.0, growth_steps=50, good_steps=7
+    )
+    assert half.first_scale().going_on(fixed) == half.first_scale()
+    assert fixed.going_on(moved) == fixed
