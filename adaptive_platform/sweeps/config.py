@@ -93,11 +93,6 @@ class Sweep(Settings):
             raise ValueError(problem.rstrip("."))
         return self
 
-    @property
-    def mode(self) -> Literal["max", "min"]:
-        """Which end of the metric is good."""
-        return "max" if self.metric == "accuracy" else "min"
-
     def base(self) -> dict[str, Any]:
         """Content of the recipe that all trials share."""
         content = load_recipe(self.recipe).model_dump(mode="json")

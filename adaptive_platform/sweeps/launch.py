@@ -36,6 +36,7 @@ from adaptive_platform.sweeps.results import (
     row_of,
     write_table,
 )
+from adaptive_platform.sweeps.score import MODE, SCORE
 from adaptive_platform.sweeps.searchers import DEFAULT_TRIALS, OptunaSpace
 from adaptive_platform.sweeps.space import RandomChooser, draw
 from adaptive_platform.sweeps.trial import STOP_NAME, SweepTrial
@@ -326,7 +327,7 @@ def _tune(
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         space = OptunaSpace(sweep.space)
-        found = OptunaSearch(space=space, metric=sweep.metric, mode=sweep.mode, seed=sweep.seed)
+        found = OptunaSearch(space=space, metric=SCORE, mode=MODE, seed=sweep.seed)
         search = ConcurrencyLimiter(found, max_concurrent=concurrent)
     analysis = tune.run(
         SweepTrial,
@@ -337,7 +338,7 @@ def _tune(
         # The workers take the CPUs; the trial itself only watches, next to Ray's head.
         resources_per_trial=tune.PlacementGroupFactory([{"node:__internal_head__": 0.001}]),
         search_alg=search,
-        scheduler=sweep.scheduler.build(sweep.metric, sweep.mode, sweep.space, sweep.seed),
+        scheduler=sweep.scheduler.build(SCORE, MODE, sweep.space, sweep.seed),
         callbacks=callbacks,
         reuse_actors=True,
         raise_on_failed_trial=False,
