@@ -107,7 +107,8 @@ def cluster(work: str) -> Iterator[tuple[str, str, dict[str, str]]]:
     }
     head = [
         *RAY, "start", "--head", "--block", "--num-cpus=2", f"--port={port}",
-        f"--dashboard-port={board}", "--object-store-memory=150000000",
+        f"--dashboard-port={board}", "--dashboard-agent-listen-port=0",
+        "--object-store-memory=150000000",
         "--disable-usage-stats", f"--temp-dir={work}/ray",
     ]  # fmt: skip
     ours = f"http://127.0.0.1:{watch}"
