@@ -1,10 +1,10 @@
-"""Makes the screenshots of the guides: a cluster, a submitted job, its dashboard and pages.
+"""Makes every picture in this folder: runs, a sweep, a cluster with a submitted job, their pages.
 
-    python docs/screenshots.py [FOLDER] [job] [sweep]
+    python docs/screenshots.py [FOLDER] [quickstart] [job] [sweep] [torus]
 
-Needs Chromium and Prometheus (Debian packages `chromium` and `prometheus`). The cluster is one node
-on this machine, without token authentication since the browser has no token, and is ended
-afterwards.
+Needs Chromium and Prometheus (Debian packages `chromium` and `prometheus`), and matplotlib. The
+cluster is one node on this machine, without token authentication since the browser has no token,
+and is ended afterwards. All parts together take about ten minutes on two cores.
 """
 
 from __future__ import annotations
@@ -69,6 +69,11 @@ def photograph(url: str, target: Path, profile: str, height: int = 1000) -> None
         ],
         check=True, capture_output=True, timeout=90,
     )  # fmt: skip
+    shrink(target)
+
+
+def shrink(target: Path) -> None:
+    """Store a picture in 64 colours, and insist that it is small enough for a repository."""
     picture = Image.open(target).convert("RGB").quantize(64, dither=Image.Dither.NONE)
     picture.save(target, optimize=True)
     size = target.stat().st_size
@@ -122,6 +127,26 @@ def cluster(work: str) -> Iterator[tuple[str, str, dict[str, str]]]:
             yield f"http://127.0.0.1:{board}", ours, environment
 
 
+def draw_quickstart(out: Path, work: str) -> None:
+    """The curves of the README's first command."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    for words in (
+        ["train", "quickstart", "out=runs/quickstart"],
+        ["report", "runs/quickstart", "--format", "png", "--out", str(out / "quickstart.png")],
+    ):
+        subprocess.run([*COMMAND, *words], env=environment, cwd=work, check=True)
+    shrink(out / "quickstart.png")
+
+
+def draw_torus(out: Path, work: str) -> None:
+    """The grid of the README."""
+    script = str(Path(__file__).with_name("torus.py"))
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run(
+        [sys.executable, script, str(out / "torus.svg")], env=environment, cwd=work, check=True
+    )
+
+
 def photograph_job(out: Path, work: str) -> None:
     """A submitted run in Ray's dashboard and in Prometheus, and its report while it goes on."""
     profile = f"{work}/profile"
@@ -167,7 +192,12 @@ def photograph_sweep(out: Path, work: str) -> None:
     photograph(f"file://{work}/sweeps/a/sweep.html", out / "sweep.png", f"{work}/profile", 1500)
 
 
-PARTS = {"job": photograph_job, "sweep": photograph_sweep}
+PARTS = {
+    "quickstart": draw_quickstart,
+    "job": photograph_job,
+    "sweep": photograph_sweep,
+    "torus": draw_torus,
+}
 
 
 def main() -> None:

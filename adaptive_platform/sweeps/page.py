@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from adaptive_platform.errors import UserError
-from adaptive_platform.report.html import page, table
+from adaptive_platform.report.page import page, table
 from adaptive_platform.report.run_data import read_run
 from adaptive_platform.report.series import colour, column, json_numbers
 from adaptive_platform.report.wording import count, duration, number, percent
