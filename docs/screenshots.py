@@ -55,7 +55,7 @@ def wait_for(url: str, seconds: float = 60.0) -> None:
             time.sleep(0.5)
 
 
-def photograph(url: str, target: Path, profile: str, height: int = 1000) -> None:
+def photograph(url: str, target: Path, profile: str, height: int, width: int = 1400) -> None:
     """What the browser shows some seconds after the page was opened, in 64 colours."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
@@ -63,7 +63,7 @@ def photograph(url: str, target: Path, profile: str, height: int = 1000) -> None
     subprocess.run(
         [
             browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-            f"--user-data-dir={profile}", f"--window-size=1400,{height}",
+            f"--user-data-dir={profile}", f"--window-size={width},{height}",
             "--virtual-time-budget=12000",
             f"--screenshot={target}", url,
         ],
@@ -109,6 +109,8 @@ def cluster(work: str) -> Iterator[tuple[str, str, dict[str, str]]]:
         "RAY_PROMETHEUS_HOST": f"http://127.0.0.1:{watch}",
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
+        # A job's `python` is that of the shell that ran `ray start`.
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     head = [
         *RAY, "start", "--head", "--block", "--num-cpus=2", f"--port={port}",
@@ -154,9 +156,9 @@ def photograph_job(out: Path, work: str) -> None:
         submit = [sys.executable, str(ROOT / "experiments/examples/submit_job.py"), board]
         variables = [f"--env=PYTHONPATH={ROOT}", "--env=OMP_NUM_THREADS=1"]
         job = subprocess.Popen(
-            [*submit, *variables, "--id=quickstart", "--", *COMMAND, "train", "quickstart",
-             "model.name=resnet8_cifar", "stop.epochs=60", "optimizer.lr=0.1",
-             f"out={work}/runs/first"],
+            [*submit, *variables, "--id=quickstart", "--", "python", "-m", "adaptive_platform",
+             "train", "quickstart", "model.name=resnet8_cifar", "stop.epochs=60",
+             "optimizer.lr=0.1", f"out={work}/runs/first"],
             env=environment, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert job.stdout is not None
@@ -166,7 +168,7 @@ def photograph_job(out: Path, work: str) -> None:
         begun = time.monotonic()
         with urllib.request.urlopen(f"{board}/api/jobs/quickstart", timeout=10) as answer:
             number = json.load(answer)["job_id"]
-        photograph(f"{board}/#/jobs", out / "ray-jobs.png", profile, 620)
+        photograph(f"{board}/#/jobs", out / "ray-jobs.png", profile, 620, 1560)
         photograph(f"{board}/#/jobs/{number}", out / "ray-job.png", profile, 1000)
         time.sleep(max(0.0, WATCH_SECONDS - (time.monotonic() - begun)))
         words = {}
@@ -174,7 +176,7 @@ def photograph_job(out: Path, work: str) -> None:
             query = f"max by (run) (ray_adaptive_{name})"
             words |= {f"g{at}.expr": query, f"g{at}.tab": "0", f"g{at}.range_input": "2m"}
         address = f"{prometheus}/graph?{urllib.parse.urlencode(words)}"
-        photograph(address, out / "prometheus.png", profile, 1480)
+        photograph(address, out / "prometheus.png", profile, 1540)
         if job.poll() is not None:
             sys.exit(f"the job ended before its pictures were made: {job.stdout.read()}")
         subprocess.run([*COMMAND, "report", "runs/first"], env=environment, cwd=work, check=True)

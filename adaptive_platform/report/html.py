@@ -12,7 +12,7 @@ from adaptive_platform.errors import UserError
 from adaptive_platform.report.figures import Panel, panels
 from adaptive_platform.report.gains import decision_gains
 from adaptive_platform.report.headline import key_figures, recipe_differences, sentences
-from adaptive_platform.report.page import page, table
+from adaptive_platform.report.page import page, prose, table
 from adaptive_platform.report.run_data import RunData, labels
 from adaptive_platform.report.series import AXES, AXIS_TITLES, colour, column
 from adaptive_platform.report.wording import count, duration, expected_and_realised, known
@@ -141,7 +141,7 @@ def _single(run: RunData) -> str:
 
 def _story(run: RunData) -> str:
     """Three sentences for everybody, and the rest for those who read on."""
-    told = [html.escape(sentence).replace(" %", "&nbsp;%") for sentence in sentences(run)]
+    told = [prose(sentence) for sentence in sentences(run)]
     more = f' <span class="note">{" ".join(told[3:])}</span>' if told[3:] else ""
     return " ".join(told[:3]) + more
 

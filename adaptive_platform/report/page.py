@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-__all__ = ["page", "table"]
+__all__ = ["page", "prose", "table"]
 
 _STYLE = """
 :root { color-scheme: light; }
@@ -77,6 +78,11 @@ def page(title: str, body: str, payload: Any, script: str) -> str:
         f'<script type="application/json" id="figures">{_json(payload)}</script>\n'
         f"<script>{get_plotlyjs()}</script>\n<script>{script}</script></body></html>\n"
     )
+
+
+def prose(text: str) -> str:
+    """Plain text as HTML, in which no line ends between a number and its unit."""
+    return re.sub(r"(?<=\d) (?=(?:s|min|h|d)\b|%)", "&nbsp;", html.escape(text))
 
 
 def _json(value: Any) -> str:
