@@ -1,10 +1,10 @@
-"""Makes the screenshots of the guides: a cluster, a submitted job, its dashboard and pages.
+"""Makes every picture in this folder: runs, a sweep, a cluster with a submitted job, their pages.
 
-    python docs/screenshots.py [FOLDER] [job] [sweep]
+    python docs/screenshots.py [FOLDER] [quickstart] [job] [sweep] [torus]
 
-Needs Chromium and Prometheus (Debian packages `chromium` and `prometheus`). The cluster is one node
-on this machine, without token authentication since the browser has no token, and is ended
-afterwards.
+Needs Chromium and Prometheus (Debian packages `chromium` and `prometheus`), and matplotlib. The
+cluster is one node on this machine, without token authentication since the browser has no token,
+and is ended afterwards. All parts together take about ten minutes on two cores.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def wait_for(url: str, seconds: float = 60.0) -> None:
             time.sleep(0.5)
 
 
-def photograph(url: str, target: Path, profile: str, height: int = 1000) -> None:
+def photograph(url: str, target: Path, profile: str, height: int, width: int = 1400) -> None:
     """What the browser shows some seconds after the page was opened, in 64 colours."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
@@ -63,12 +63,17 @@ def photograph(url: str, target: Path, profile: str, height: int = 1000) -> None
     subprocess.run(
         [
             browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-            f"--user-data-dir={profile}", f"--window-size=1400,{height}",
+            f"--user-data-dir={profile}", f"--window-size={width},{height}",
             "--virtual-time-budget=12000",
             f"--screenshot={target}", url,
         ],
         check=True, capture_output=True, timeout=90,
     )  # fmt: skip
+    shrink(target)
+
+
+def shrink(target: Path) -> None:
+    """Store a picture in 64 colours, and insist that it is small enough for a repository."""
     picture = Image.open(target).convert("RGB").quantize(64, dither=Image.Dither.NONE)
     picture.save(target, optimize=True)
     size = target.stat().st_size
@@ -104,10 +109,13 @@ def cluster(work: str) -> Iterator[tuple[str, str, dict[str, str]]]:
         "RAY_PROMETHEUS_HOST": f"http://127.0.0.1:{watch}",
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
+        # A job's `python` is that of the shell that ran `ray start`.
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     head = [
         *RAY, "start", "--head", "--block", "--num-cpus=2", f"--port={port}",
-        f"--dashboard-port={board}", "--object-store-memory=150000000",
+        f"--dashboard-port={board}", "--dashboard-agent-listen-port=0",
+        "--object-store-memory=150000000",
         "--disable-usage-stats", f"--temp-dir={work}/ray",
     ]  # fmt: skip
     ours = f"http://127.0.0.1:{watch}"
@@ -121,6 +129,26 @@ def cluster(work: str) -> Iterator[tuple[str, str, dict[str, str]]]:
             yield f"http://127.0.0.1:{board}", ours, environment
 
 
+def draw_quickstart(out: Path, work: str) -> None:
+    """The curves of the README's first command."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    for words in (
+        ["train", "quickstart", "out=runs/quickstart"],
+        ["report", "runs/quickstart", "--format", "png", "--out", str(out / "quickstart.png")],
+    ):
+        subprocess.run([*COMMAND, *words], env=environment, cwd=work, check=True)
+    shrink(out / "quickstart.png")
+
+
+def draw_torus(out: Path, work: str) -> None:
+    """The grid of the README."""
+    script = str(Path(__file__).with_name("torus.py"))
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run(
+        [sys.executable, script, str(out / "torus.svg")], env=environment, cwd=work, check=True
+    )
+
+
 def photograph_job(out: Path, work: str) -> None:
     """A submitted run in Ray's dashboard and in Prometheus, and its report while it goes on."""
     profile = f"{work}/profile"
@@ -128,9 +156,9 @@ def photograph_job(out: Path, work: str) -> None:
         submit = [sys.executable, str(ROOT / "experiments/examples/submit_job.py"), board]
         variables = [f"--env=PYTHONPATH={ROOT}", "--env=OMP_NUM_THREADS=1"]
         job = subprocess.Popen(
-            [*submit, *variables, "--id=quickstart", "--", *COMMAND, "train", "quickstart",
-             "model.name=resnet8_cifar", "stop.epochs=60", "optimizer.lr=0.1",
-             f"out={work}/runs/first"],
+            [*submit, *variables, "--id=quickstart", "--", "python", "-m", "adaptive_platform",
+             "train", "quickstart", "model.name=resnet8_cifar", "stop.epochs=60",
+             "optimizer.lr=0.1", f"out={work}/runs/first"],
             env=environment, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert job.stdout is not None
@@ -140,7 +168,7 @@ def photograph_job(out: Path, work: str) -> None:
         begun = time.monotonic()
         with urllib.request.urlopen(f"{board}/api/jobs/quickstart", timeout=10) as answer:
             number = json.load(answer)["job_id"]
-        photograph(f"{board}/#/jobs", out / "ray-jobs.png", profile, 620)
+        photograph(f"{board}/#/jobs", out / "ray-jobs.png", profile, 620, 1560)
         photograph(f"{board}/#/jobs/{number}", out / "ray-job.png", profile, 1000)
         time.sleep(max(0.0, WATCH_SECONDS - (time.monotonic() - begun)))
         words = {}
@@ -148,7 +176,7 @@ def photograph_job(out: Path, work: str) -> None:
             query = f"max by (run) (ray_adaptive_{name})"
             words |= {f"g{at}.expr": query, f"g{at}.tab": "0", f"g{at}.range_input": "2m"}
         address = f"{prometheus}/graph?{urllib.parse.urlencode(words)}"
-        photograph(address, out / "prometheus.png", profile, 1480)
+        photograph(address, out / "prometheus.png", profile, 1540)
         if job.poll() is not None:
             sys.exit(f"the job ended before its pictures were made: {job.stdout.read()}")
         subprocess.run([*COMMAND, "report", "runs/first"], env=environment, cwd=work, check=True)
@@ -166,7 +194,12 @@ def photograph_sweep(out: Path, work: str) -> None:
     photograph(f"file://{work}/sweeps/a/sweep.html", out / "sweep.png", f"{work}/profile", 1500)
 
 
-PARTS = {"job": photograph_job, "sweep": photograph_sweep}
+PARTS = {
+    "quickstart": draw_quickstart,
+    "job": photograph_job,
+    "sweep": photograph_sweep,
+    "torus": draw_torus,
+}
 
 
 def main() -> None:

@@ -117,3 +117,11 @@ def test_the_picture_of_the_grid_shows_the_plan(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, script, str(target)], check=True, env=environment)
     assert target.read_text() == (ROOT / "docs" / "torus.svg").read_text()
+
+
+def test_every_picture_of_the_guides_is_made_by_the_script_and_shown():
+    script = (ROOT / "docs" / "screenshots.py").read_text()
+    shown = "".join(document.read_text() for document in DOCUMENTS)
+    for picture in [*ROOT.glob("docs/*.png"), *ROOT.glob("docs/*.svg")]:
+        assert f'"{picture.name}"' in script, f"{picture.name}: the script does not make it"
+        assert re.search(rf"\((docs/)?{picture.name}\)", shown), f"{picture.name}: nobody shows it"

@@ -28,6 +28,7 @@ ELSEWHERE = {
     "promtool": "tests/report/test_report_metrics.py",
     "grafana-server": "",
     "cp": "",
+    "export": "tests/cluster/test_cluster_jobs.py",
     "ray": "tests/cluster/test_cluster_jobs.py",
 }
 """Commands of other programs, and the test that runs them, where there is one."""

@@ -78,7 +78,9 @@ def sweep(
     if resumed:
         if source is not None or len(overrides) > 1 + (address is not None):
             raise UserError("resume: a sweep goes on as it began; leave the other words away.")
-        found = resume_sweep(resumed[0]).model_copy(update={"address": address})
+        found = resume_sweep(resumed[0])
+        if address is not None:
+            found = found.model_copy(update={"address": address})
     else:
         found = load_sweep(source or "", overrides)
     result = run_sweep(found, resume=resumed[0] if resumed else None, console=Console())

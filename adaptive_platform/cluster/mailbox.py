@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 import ray
@@ -19,6 +19,7 @@ from adaptive_platform.cluster.membership import (
     MembershipDesk,
     MembershipStatus,
 )
+from adaptive_platform.report.records import StepRecord
 
 __all__ = ["Mailbox", "MailboxClient", "Message", "open_mailbox"]
 
@@ -30,6 +31,7 @@ end of an epoch. `pace` holds the times of all steps since the last post, and
 how many of them were skipped; only metrics need it."""
 
 _POST_SECONDS = 0.25
+_STEP_FIELDS = tuple(each.name for each in fields(StepRecord) if each.name != "sample_ids")
 
 
 class Mailbox:
@@ -73,13 +75,13 @@ class Mailbox:
         if self._exporter is not None:
             self._exporter.take(messages)
         self._messages += [message for message in messages if message[0] != "pace"]
-        for kind, fields, _ in messages:
-            if kind == "step" and not fields["skipped"]:
-                self._desk.roster.commit(fields["step"])
+        for kind, content, _ in messages:
+            if kind == "step" and not content["skipped"]:
+                self._desk.roster.commit(content["step"])
             elif kind == "ended":
                 self._desk.roster.conclude()
             elif kind == "advice":
-                self._desk.want(fields["workers"])
+                self._desk.want(content["workers"])
         roster = self._desk.roster
         return self._stop, roster.generation.number if roster.change_wanted else None
 
@@ -146,14 +148,16 @@ def open_mailbox(
 class MailboxClient:
     """The worker's side: collects messages and posts them without ever waiting for an answer.
 
-    Per-step records are thinned to the newest one of each post; all else is kept. A mailbox that
-    died with its driver's node costs the run nothing but its audience.
+    Per-step records are thinned to the newest one of each post; all else is kept. What a step costs
+    is therefore a few list operations, and a post, 0.5 ms of this thread, comes four times a second
+    however short steps are. A mailbox that died with its driver's node costs the run nothing but
+    its audience.
     """
 
     def __init__(self, mailbox: Any) -> None:
         self._mailbox = mailbox
         self._waiting: list[Message] = []
-        self._newest_step: Message | None = None
+        self._newest_step: tuple[StepRecord, float] | None = None
         self._step_seconds: list[float] = []
         self._skipped = 0
         self._answer: Any = None
@@ -177,15 +181,20 @@ class MailboxClient:
         return self._changing
 
     def send(self, kind: str, record: Any, fraction_done: float) -> None:
-        """Queue a record (a dataclass or a dictionary) and post when it is time."""
-        fields = record if isinstance(record, dict) else asdict(record)
+        """Queue a record and post when it is time.
+
+        Args:
+            kind: See `Message`.
+            record: A `StepRecord` for `step`, else any dataclass, or a dictionary.
+            fraction_done: Share of the run that lies behind it.
+        """
         if kind == "step":
-            fields.pop("sample_ids", None)
-            self._newest_step = (kind, fields, fraction_done)
-            self._step_seconds.append(fields["step_seconds"])
-            self._skipped += fields["skipped"]
+            self._newest_step = (record, fraction_done)
+            self._step_seconds.append(record.step_seconds)
+            self._skipped += record.skipped
         else:
-            self._waiting.append((kind, fields, fraction_done))
+            content = record if isinstance(record, dict) else asdict(record)
+            self._waiting.append((kind, content, fraction_done))
         if time.monotonic() - self._posted_at >= _POST_SECONDS:
             self._post()
 
@@ -200,9 +209,11 @@ class MailboxClient:
         if self._answer is not None:
             return  # The last post is still on its way; what is new waits for the next.
         messages = self._waiting
-        if self._newest_step:
+        if self._newest_step is not None:
+            record, fraction = self._newest_step
+            content = {name: getattr(record, name) for name in _STEP_FIELDS}
             pace = {"step_seconds": self._step_seconds, "skipped": self._skipped}
-            messages = [*messages, self._newest_step, ("pace", pace, self._newest_step[2])]
+            messages = [*messages, ("step", content, fraction), ("pace", pace, fraction)]
         self._waiting, self._newest_step, self._step_seconds, self._skipped = [], None, [], 0
         self._posted_at = time.monotonic()
         self._answer = self._mailbox.post.remote(messages)

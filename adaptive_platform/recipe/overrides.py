@@ -9,7 +9,7 @@ import yaml
 from adaptive_platform.errors import UserError
 from adaptive_platform.recipe.model import Recipe
 
-__all__ = ["apply_overrides", "copied", "parse_overrides"]
+__all__ = ["apply_overrides", "copied", "fields_of", "parse_overrides"]
 
 _TEXTS = (["out"], ["resume"], ["address"], ["description"])
 """Fields whose override is taken as it is typed."""
@@ -65,7 +65,7 @@ def apply_overrides(
                 raise UserError(f"{where} = {child}: it has no fields of its own to set.")
             node = child
         if names[-1] == "kind" and len(names) == 2 and node.get("kind") != value:
-            known = _fields_of(names[0], value) & _KEPT.get(names[0], frozenset())
+            known = fields_of(names[0], value) & _KEPT.get(names[0], frozenset())
             result[names[0]] = {k: v for k, v in node.items() if k in known} | {"kind": value}
         else:
             node[names[-1]] = value
@@ -74,7 +74,7 @@ def apply_overrides(
     return result
 
 
-def _fields_of(room: str, kind: object) -> set[str]:
+def fields_of(room: str, kind: object) -> set[str]:
     """Field names of the variant `kind` of a recipe field; all of them when it is unknown."""
     info = Recipe.model_fields.get(room)
     choices = getattr(info.annotation, "__args__", (info.annotation,)) if info else ()

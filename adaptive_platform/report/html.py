@@ -5,19 +5,20 @@ from __future__ import annotations
 import html
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from adaptive_platform.errors import UserError
 from adaptive_platform.report.figures import Panel, panels
 from adaptive_platform.report.gains import decision_gains
 from adaptive_platform.report.headline import key_figures, recipe_differences, sentences
+from adaptive_platform.report.page import page, prose, table
 from adaptive_platform.report.run_data import RunData, labels
 from adaptive_platform.report.series import AXES, AXIS_TITLES, colour, column
 from adaptive_platform.report.wording import count, duration, expected_and_realised, known
 from adaptive_platform.storage import open_location, write_bytes
 
-__all__ = ["page", "render_html", "table", "write_html"]
+__all__ = ["render_html", "write_html"]
 
 _MOST_DECISIONS = 300
 _COSTS = (
@@ -25,47 +26,6 @@ _COSTS = (
     "before; expected when it was decided → realised until the next change. Progress is counted in "
     "scale-invariant steps (AdaScale)."
 )
-
-_STYLE = """
-:root { color-scheme: light; }
-* { box-sizing: border-box; }
-body { margin: 0; background: #f6f7f8; color: #222;
-  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif; }
-main { max-width: 1280px; margin: 0 auto; padding: 28px 24px 64px; }
-h1 { font-size: 24px; font-weight: 650; margin: 0 0 4px; }
-h2 { font-size: 17px; font-weight: 650; margin: 36px 0 10px; }
-h3 { font-size: 14px; font-weight: 650; margin: 0; }
-p { margin: 0 0 8px; max-width: 100ch; }
-.path, .note { color: #6a6f76; font-size: 13px; }
-.tiles { display: flex; flex-wrap: wrap; gap: 10px; margin: 16px 0 4px; }
-.tile { background: #fff; border: 1px solid #e3e5e8; border-radius: 8px; padding: 10px 14px; }
-.tile b { display: block; font-size: 19px; font-weight: 650; white-space: nowrap; }
-.tile span { color: #6a6f76; font-size: 12px; }
-.runs { margin: 14px 0; }
-.run { display: inline-block; width: 11px; height: 11px; border-radius: 3px; margin-right: 7px; }
-.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 520px), 1fr));
-  gap: 14px; }
-.panel { background: #fff; border: 1px solid #e3e5e8; border-radius: 8px;
-  padding: 12px 12px 4px; min-width: 0; }
-.plot { height: 300px; }
-.nothing { height: 60px; display: flex; align-items: center; color: #8a8f96; font-size: 13px; }
-.axis { display: flex; gap: 6px; align-items: center; margin: 0 0 12px; font-size: 13px;
-  color: #6a6f76; }
-.axis button { font: inherit; border: 1px solid #d5d8dc; background: #fff; border-radius: 6px;
-  padding: 3px 10px; cursor: pointer; color: #333; }
-.axis button[aria-pressed=true] { background: #2f3a46; border-color: #2f3a46; color: #fff; }
-.scroll { overflow-x: auto; background: #fff; border: 1px solid #e3e5e8; border-radius: 8px; }
-table { border-collapse: collapse; width: 100%; font-size: 13px; }
-th, td { text-align: left; padding: 6px 12px; border-bottom: 1px solid #eef0f2;
-  vertical-align: top; }
-th { color: #6a6f76; font-weight: 600; white-space: nowrap; }
-tr:last-child td { border-bottom: 0; }
-details { margin: 8px 0; }
-summary { cursor: pointer; color: #2f6db3; }
-pre { background: #fff; border: 1px solid #e3e5e8; border-radius: 8px; padding: 12px 16px;
-  overflow-x: auto; font: 12.5px/1.5 ui-monospace, Menlo, Consolas, monospace; }
-@media print { body { background: #fff; } .axis { display: none; } }
-"""
 
 _SCRIPT = """
 const report = JSON.parse(document.getElementById('figures').textContent);
@@ -119,12 +79,6 @@ for (const button of document.querySelectorAll('.axis button')) {
 }
 """
 
-# No address is allowed at all, so that the page can't load anything even by mistake.
-_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-    "img-src data: blob:; font-src data:"
-)
-
 
 def write_html(runs: Sequence[RunData], path: str | os.PathLike[str]) -> None:
     """Write the report of one run, or of several over each other, as one HTML file.
@@ -174,34 +128,6 @@ def render_html(runs: Sequence[RunData]) -> str:
     return page(title, "".join(body), payload, _SCRIPT)
 
 
-def page(title: str, body: str, payload: Any, script: str) -> str:
-    """One HTML file in the look of the reports, with plotly inside; it may load nothing.
-
-    Args:
-        title: Plain text.
-        body: What `<main>` holds, as HTML.
-        payload: JSON for the script, in the element with the id `figures`.
-        script: JavaScript that draws; `Plotly` is there.
-    """
-    from plotly.offline import get_plotlyjs
-
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head>\n"
-        f"<body><main>{body}</main>\n"
-        f'<script type="application/json" id="figures">{_json(payload)}</script>\n'
-        f"<script>{get_plotlyjs()}</script>\n<script>{script}</script></body></html>\n"
-    )
-
-
-def _json(value: Any) -> str:
-    """JSON that can't end the script element it stands in, whatever names it holds."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c")
-
-
 def _single(run: RunData) -> str:
     tiles = "".join(
         f'<div class="tile"><b>{html.escape(value)}</b><span>{html.escape(name)}</span></div>'
@@ -215,7 +141,7 @@ def _single(run: RunData) -> str:
 
 def _story(run: RunData) -> str:
     """Three sentences for everybody, and the rest for those who read on."""
-    told = [html.escape(sentence).replace(" %", "&nbsp;%") for sentence in sentences(run)]
+    told = [prose(sentence) for sentence in sentences(run)]
     more = f' <span class="note">{" ".join(told[3:])}</span>' if told[3:] else ""
     return " ".join(told[:3]) + more
 
@@ -347,13 +273,6 @@ def _environments(runs: Sequence[RunData], names: Sequence[str]) -> str:
     ]
     head = ["what", *(map(html.escape, names) if len(runs) > 1 else ["value"])]
     return f"<h2>Environment</h2>{table(head, rows)}"
-
-
-def table(head: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of cells that are already HTML."""
-    header = "".join(f"<th>{cell}</th>" for cell in head)
-    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
-    return f'<div class="scroll"><table><tr>{header}</tr>{body}</table></div>'
 
 
 def _readable(text: Any) -> str:

@@ -55,6 +55,8 @@ class Shown:
 
 def layout(unit: str, **yaxis: Any) -> dict[str, Any]:
     """The common look of all panels; `unit` names the vertical axis, `yaxis` adds to it."""
+    if yaxis.get("tickformat") == ".0%":
+        yaxis = {"hoverformat": ".1%", **yaxis}  # the pointer may tell more than the axis
     axis = {
         "gridcolor": "#ececec",
         "linecolor": "#bbbbbb",
@@ -109,10 +111,16 @@ def trace(
         "type": "scatter",
         "mode": "lines",
         "name": full or shown.label,
+        "hovertemplate": f"<b>%{{y}}</b><br>%{{x}} %{{xaxis.title.text}}<extra>{full}</extra>",
         "y": json_numbers(values[chosen]),
         "meta": {"axes": axes},
         **style,
     }
+
+
+def beside(shown: Shown) -> str:
+    """What hovering a mark shows: the mark's text, and its run where there are several."""
+    return f"%{{text}}<extra>{'' if shown.alone else shown.label}</extra>"
 
 
 def stroke(shown: Shown, width: float = 2.0, **more: Any) -> dict[str, Any]:

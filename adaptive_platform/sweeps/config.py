@@ -19,6 +19,7 @@ from adaptive_platform.recipe import (
     parse_overrides,
     read_mapping,
 )
+from adaptive_platform.recipe.overrides import fields_of
 from adaptive_platform.settings import Settings, user_error
 from adaptive_platform.storage import join, open_location, read_bytes
 from adaptive_platform.sweeps.schedulers import AnyScheduler, NoScheduler, Pbt
@@ -93,15 +94,17 @@ class Sweep(Settings):
             raise ValueError(problem.rstrip("."))
         return self
 
-    @property
-    def mode(self) -> Literal["max", "min"]:
-        """Which end of the metric is good."""
-        return "max" if self.metric == "accuracy" else "min"
+    def base(self, drawn: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Content of the recipe that all trials share.
 
-    def base(self) -> dict[str, Any]:
-        """Content of the recipe that all trials share."""
+        Args:
+            drawn: Fields of one trial. What is set for all of them counts beside a drawn `kind`
+                too, where that kind has such a field; its others begin at their defaults.
+        """
         content = load_recipe(self.recipe).model_dump(mode="json")
-        pairs = [(name.split("."), value) for name, value in self.set.items()]
+        drawn = drawn or {}
+        fields = {n: v for n, v in self.set.items() if _exists_beside(n, drawn)} | dict(drawn)
+        pairs = [(name.split("."), value) for name, value in fields.items()]
         if "report.html" not in self.set:
             pairs.append((["report", "html"], False))
         content = apply_overrides({**content, "workers": self.workers}, pairs)
@@ -122,12 +125,27 @@ class Sweep(Settings):
         Raises:
             UserError: The fields make no valid recipe; the message names the one at fault.
         """
-        pairs = [(name.split("."), value) for name, value in fields.items()]
-        return load_recipe(apply_overrides(self.base(), pairs))
+        return load_recipe(self.base(fields))
 
     def to_yaml(self) -> str:
         """The sweep as YAML that `load_sweep` reads back to an equal sweep."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _exists_beside(name: str, drawn: Mapping[str, Any]) -> bool:
+    room, *rest = name.split(".")
+    kind = drawn.get(f"{room}.kind")
+    return kind is None or not rest or rest[0] in fields_of(room, kind)
+
+
+def _fields(content: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = content.get(name) or {}
+    if not isinstance(found, Mapping):
+        raise UserError(
+            f"{name} = {found!r}: must be recipe fields with their values, a line each, such as "
+            f"`optimizer.lr: ...` (a YAML mapping, not a {type(found).__name__})."
+        )
+    return dict(found)
 
 
 def shipped_sweeps() -> dict[str, str]:
@@ -152,8 +170,7 @@ def load_sweep(source: str | Path | dict[str, Any], words: list[str] | None = No
     """
     content, origin = (source, "") if isinstance(source, dict) else _read(str(source))
     own = []
-    fixed = dict(content.get("set") or {})
-    space = dict(content.get("space") or {})
+    fixed, space = (_fields(content, name) for name in ("set", "space"))
     for names, value in parse_overrides(words or []):
         if names[0] in ("space", "set") and len(names) > 1:
             raise UserError(

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-import numpy as np
-import ray
 from ray.tune import Callback
 from rich.console import Console
 
 from adaptive_platform.cluster.ray_session import ray_session
 from adaptive_platform.errors import UserError
-from adaptive_platform.recipe import Recipe, load_recipe
+from adaptive_platform.recipe import load_recipe
 from adaptive_platform.report.wording import duration
 from adaptive_platform.storage import exists, join, open_location, write_bytes
+from adaptive_platform.sweeps.asked import Asked, asked_to_end, on_main_thread
 from adaptive_platform.sweeps.config import SWEEP_NAME, Sweep, read_sweep
+from adaptive_platform.sweeps.fitting import checked_recipes, fit, lack, workers_of
 from adaptive_platform.sweeps.page import render_page
 from adaptive_platform.sweeps.progress import Progress, told
 from adaptive_platform.sweeps.results import (
@@ -36,14 +31,13 @@ from adaptive_platform.sweeps.results import (
     row_of,
     write_table,
 )
+from adaptive_platform.sweeps.score import MODE, SCORE
 from adaptive_platform.sweeps.searchers import DEFAULT_TRIALS, OptunaSpace
-from adaptive_platform.sweeps.space import RandomChooser, draw
-from adaptive_platform.sweeps.trial import STOP_NAME, SweepTrial
+from adaptive_platform.sweeps.trial import SweepTrial
 
 __all__ = ["SweepResult", "run_sweep"]
 
 _STATE = ".tune"
-_PROBED = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,21 +74,21 @@ def run_sweep(
     """
     sweep.searcher.check()
     planned = sweep.searcher.planned(sweep.space, sweep.budget.trials, sweep.seed)
-    recipes = _checked(sweep, planned)
+    recipes = checked_recipes(sweep, planned)
     path = _directory(sweep, resume)
     base = load_recipe(sweep.base()).model_copy(update={"address": sweep.address})
     with ray_session(base):
-        concurrent = _fit(sweep, recipes)
+        concurrent = fit(sweep, recipes)
         if resume is None:
             _begin(sweep, path)
         total = len(planned) if planned is not None else sweep.budget.trials or DEFAULT_TRIALS
-        need = max(_workers(recipe) for recipe in recipes)
-        progress = Progress(console, path, sweep.metric, total, lambda: _lack(need))
+        need = max(workers_of(recipe) for recipe in recipes)
+        progress = Progress(console, path, sweep.metric, total, lambda: lack(need))
         progress.say(
             f"{sweep.name}: {total} trials, {concurrent} at a time, {need} worker(s) each; {path}"
         )
         try:
-            with _asked(path, sweep.budget.seconds) as asked:
+            with asked_to_end(path, sweep.budget.seconds) as asked:
                 trials = _tune(
                     sweep, planned, path, concurrent, [progress, asked], resume is not None
                 )
@@ -119,37 +113,6 @@ def resume_sweep(path: str) -> Sweep:
         UserError: There is none.
     """
     return read_sweep(_absolute(path))
-
-
-def _checked(sweep: Sweep, planned: list[dict[str, Any]] | None) -> list[Recipe]:
-    """Every recipe that will run, or for a search that learns, a sample of them.
-
-    Raises:
-        UserError: One of them is not valid; nothing was started.
-    """
-    if planned is None:
-        chooser = RandomChooser(np.random.default_rng(sweep.seed))
-        planned = [draw(sweep.space, chooser) for _ in range(_PROBED)]
-    recipes = []
-    for fields in planned:
-        try:
-            recipes.append(sweep.recipe_of(fields))
-        except UserError as error:
-            raise UserError(
-                f"{error} (drawn: {told(fields)}. Change the space, or use `when` to keep apart "
-                "what does not go together.)"
-            ) from None
-    scheduler = sweep.scheduler
-    if scheduler.kind == "pbt" and any(
-        name.startswith("batch.") and recipe.batch.kind != "fixed"
-        for name in getattr(scheduler, "moves", ())
-        for recipe in recipes
-    ):
-        raise UserError(
-            "scheduler.moves: batch.global_batch is where a controller begins and does not move "
-            "a running trial; use batch.kind=fixed, or move other fields."
-        )
-    return recipes
 
 
 def _directory(sweep: Sweep, resume: str | None) -> str:
@@ -190,112 +153,6 @@ def _begin(sweep: Sweep, path: str) -> None:
         ) from None
 
 
-def _workers(recipe: Recipe) -> int:
-    return max(recipe.workers) if isinstance(recipe.workers, tuple) else recipe.workers or 1
-
-
-def _slots() -> int:
-    """Workers that the nodes of the cluster have room for, one CPU (and one GPU) each."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    with_gpu = any(node.get("GPU", 0) >= 1 for node in nodes)
-    kinds = ("CPU", "GPU") if with_gpu else ("CPU",)
-    return sum(int(min(node.get(kind, 0) for kind in kinds)) for node in nodes)
-
-
-def _fit(sweep: Sweep, recipes: list[Recipe]) -> int:
-    """Trials that run at a time: each gets all it needs, or none of it.
-
-    Raises:
-        UserError: One trial alone is too large.
-    """
-    slots = _slots()
-    need = max(_workers(recipe) for recipe in recipes)
-    if need > slots:
-        have = ray.cluster_resources()
-        amounts = ", ".join(f"{have.get(kind, 0):g} {kind}" for kind in ("CPU", "GPU"))
-        raise UserError(
-            f"workers = {need}: a trial needs {need} CPU (and as many GPUs where there are some), "
-            f"the cluster has {amounts}, room for {slots} worker(s). Ask for fewer workers or add "
-            "nodes."
-        )
-    return min(slots // need, sweep.budget.concurrent or slots)
-
-
-def _lack(need: int) -> str:
-    free = ray.available_resources()
-    kinds = ("CPU", "GPU") if ray.cluster_resources().get("GPU", 0) >= 1 else ("CPU",)
-    short = [kind for kind in kinds if free.get(kind, 0) < need]
-    return ", ".join(f"{need} {kind} asked, {free.get(kind, 0):g} free" for kind in short)
-
-
-@dataclass(slots=True)
-class _Asked(Callback):
-    """What was asked for, and the part of Tune's loop that insists on it."""
-
-    exit_code: int = 0
-    out_of_time: bool = False
-
-    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        """Tune is still going: a signal that came before it listened is sent again."""
-        if (self.exit_code or self.out_of_time) and _on_main_thread():
-            signal.raise_signal(signal.SIGUSR1)
-
-
-@contextmanager
-def _asked(path: str, seconds: float | None) -> Iterator[_Asked]:
-    """Signals and the end of the time budget: trials save and leave, then Tune ends.
-
-    Tune stops on SIGUSR1; its own SIGINT handler would end trials without asking them. A second
-    signal leaves at once. Elsewhere than on the main thread there are no signals, and Tune is given
-    the time budget as well.
-    """
-    asked = _Asked()
-    system, root = open_location(path)
-    main = _on_main_thread()
-    over = threading.Event()
-
-    def stop() -> None:
-        with suppress(OSError):
-            write_bytes(system, join(root, STOP_NAME), b"")
-        if main:
-            os.kill(os.getpid(), signal.SIGUSR1)
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        if asked.exit_code:
-            raise KeyboardInterrupt
-        asked.exit_code = 128 + number
-        stop()
-
-    def on_time() -> None:
-        if seconds is not None and not over.wait(seconds):
-            asked.out_of_time = True
-            stop()
-
-    numbers = (signal.SIGINT, signal.SIGTERM) if main else ()
-    before = {number: signal.getsignal(number) for number in (*numbers, signal.SIGUSR1)}
-    if main:
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until Tune takes it over
-    for number in numbers:
-        signal.signal(number, on_signal)
-    timer = threading.Thread(target=on_time, name="sweep-budget", daemon=True)
-    timer.start()
-
-    def forget() -> None:
-        with suppress(OSError):
-            if exists(system, join(root, STOP_NAME)):
-                system.delete_file(join(root, STOP_NAME))
-
-    forget()  # what an attempt left that was killed
-    try:
-        yield asked
-    finally:
-        over.set()
-        if main:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-        forget()
-
-
 def _tune(
     sweep: Sweep,
     planned: list[dict[str, Any]] | None,
@@ -326,7 +183,7 @@ def _tune(
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         space = OptunaSpace(sweep.space)
-        found = OptunaSearch(space=space, metric=sweep.metric, mode=sweep.mode, seed=sweep.seed)
+        found = OptunaSearch(space=space, metric=SCORE, mode=MODE, seed=sweep.seed)
         search = ConcurrencyLimiter(found, max_concurrent=concurrent)
     analysis = tune.run(
         SweepTrial,
@@ -337,20 +194,16 @@ def _tune(
         # The workers take the CPUs; the trial itself only watches, next to Ray's head.
         resources_per_trial=tune.PlacementGroupFactory([{"node:__internal_head__": 0.001}]),
         search_alg=search,
-        scheduler=sweep.scheduler.build(sweep.metric, sweep.mode, sweep.space, sweep.seed),
+        scheduler=sweep.scheduler.build(SCORE, MODE, sweep.space, sweep.seed),
         callbacks=callbacks,
         reuse_actors=True,
         raise_on_failed_trial=False,
         verbose=0,
-        time_budget_s=None if _on_main_thread() else sweep.budget.seconds,
+        time_budget_s=None if on_main_thread() else sweep.budget.seconds,
         resume="AUTO+ERRORED" if resuming else None,
     )
     trials: list[Any] = analysis.trials
     return trials
-
-
-def _on_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
 
 
 def _publish(sweep: Sweep, result: SweepResult) -> None:
@@ -371,7 +224,7 @@ def _publish(sweep: Sweep, result: SweepResult) -> None:
     write_bytes(system, join(root, PAGE_NAME), render_page(sweep, result.rows, best).encode())
 
 
-def _sum_up(sweep: Sweep, result: SweepResult, asked: _Asked, progress: Progress) -> None:
+def _sum_up(sweep: Sweep, result: SweepResult, asked: Asked, progress: Progress) -> None:
     failed = [row for row in result.rows if row.status == "failed"]
     progress.say(f"{len(result.rows)} trial(s) in {duration(progress.seconds)}")
     if asked.out_of_time and sweep.budget.seconds is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from adaptive_platform.errors import UserError
-from adaptive_platform.report.html import page, table
+from adaptive_platform.report.page import page, prose, table
 from adaptive_platform.report.run_data import read_run
 from adaptive_platform.report.series import colour, column, json_numbers
 from adaptive_platform.report.wording import count, duration, number, percent
@@ -53,7 +53,7 @@ def render_page(sweep: Sweep, rows: Sequence[TrialRow], best_recipe: str) -> str
     parts = [
         f"<h1>{html.escape(sweep.name)}</h1>",
         f"<p>{html.escape(sweep.description)}</p>" if sweep.description else "",
-        f"<p>{html.escape(_story(rows, best, sweep.metric))}</p>",
+        f"<p>{prose(_story(rows, best, sweep.metric))}</p>",
         "<h2>Trials</h2>",
         _trials(ranked, rows, best),
         "<h2>What mattered</h2>",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from adaptive_platform.errors import UserError
 from adaptive_platform.report.result import RESULT_NAME
 from adaptive_platform.storage import join, open_location, read_bytes
+from adaptive_platform.sweeps.score import lost
 from adaptive_platform.sweeps.trial import run_dir_of
 
 if TYPE_CHECKING:
@@ -58,9 +58,9 @@ class TrialRow:
     """Why it failed, in one sentence; else empty."""
 
     def score(self, metric: str) -> float | None:
-        """Its value of the sweep's metric; None where it has none, or none that is finite."""
+        """Its value of the sweep's metric; None where it has none, or a score is not finite."""
         value: float | None = getattr(self, metric)
-        return value if value is not None and math.isfinite(value) else None
+        return None if lost({"accuracy": self.accuracy, "loss": self.loss}) else value
 
 
 def row_of(trial: Any, sweep_dir: str) -> TrialRow:

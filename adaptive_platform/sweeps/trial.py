@@ -11,12 +11,14 @@ import os
 import queue
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ray.tune import Trainable
 
 from adaptive_platform.storage import exists, join, open_location
+from adaptive_platform.sweeps.score import SCORE, lost, score_of
 
 if TYPE_CHECKING:
     from adaptive_platform.recipe import Recipe
@@ -108,6 +110,7 @@ class _Run:
         self._stop = threading.Event()
         self._newest: dict[str, Any] = {}
         self._batch: int | None = None
+        self._metric = "accuracy"
         self._scores: dict[str, Any] = {}
         self._begun = time.monotonic()
         self._thread = threading.Thread(target=self._work, args=(fields,), daemon=True)
@@ -172,13 +175,15 @@ class _Run:
 
         try:
             sweep = read_sweep(self._sweep_dir)
+            self._metric = sweep.metric
             result = launch(self._recipe(sweep, fields), watch=self._watch, sweep=sweep.name)
         except Exception as error:
             self._reports.put(TrialFailedError(str(error)))
             return
-        scores = {"accuracy": result.accuracy, "loss": result.loss}
-        scores = {name: value for name, value in scores.items() if value is not None}
-        if result.status == "done":
+        scores = _given({"accuracy": result.accuracy, "loss": result.loss})
+        if result.status == "done" and lost(scores):
+            self._reports.put(TrialFailedError(_diverged(scores)))
+        elif result.status == "done":
             self._batch = result.final_batch or self._batch
             self._report(scores, 100.0, ended="done", done=True)
         elif self._stop.is_set() and result.status == "interrupted":
@@ -200,9 +205,7 @@ class _Run:
             elif kind == "decision":
                 self._batch = fields["new_batch"]
             elif kind == "evaluation":
-                scores = {name: fields[name] for name in ("accuracy", "loss")}
-                scores = {name: value for name, value in scores.items() if value is not None}
-                self._report({**scores, "step": fields["step"]}, 100.0 * fraction)
+                self._report(_given(fields) | {"step": fields["step"]}, 100.0 * fraction)
         return self._stop.is_set()
 
     def _report(self, scores: dict[str, Any], percent: float, **more: Any) -> None:
@@ -218,8 +221,21 @@ class _Run:
                 "percent": percent,
                 **scores,
                 **more,
+                SCORE: score_of(self._metric, _given(scores)),
             }
         )
+
+
+def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The scores of an evaluation that were measured."""
+    return {name: fields[name] for name in ("accuracy", "loss") if fields.get(name) is not None}
+
+
+def _diverged(scores: Mapping[str, Any]) -> str:
+    return (
+        f"it ended with a {lost(scores)}, which is no score. Its records show where it left the "
+        "others; a lower learning rate or a longer warm-up usually helps."
+    )
 
 
 def _can_go_on(run_dir: str) -> bool:

@@ -11,19 +11,33 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import shlex
 import sys
 import time
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ray.job_submission import JobStatus, JobSubmissionClient
+if TYPE_CHECKING:
+    from ray.job_submission import JobSubmissionClient
 
-CODES = {JobStatus.SUCCEEDED: 0, JobStatus.FAILED: 1, JobStatus.STOPPED: 3}
+CODES = {"SUCCEEDED": 0, "FAILED": 1, "STOPPED": 3}
 
 STOP_SECONDS = "60"
 """A stopped job gets this long to finish the step in hand and save; Ray's own default is 3 s."""
 
 AGENT_SECONDS = 60.0
 """A cluster that answers but takes no jobs yet is asked again for so long."""
+
+
+def send_token() -> None:
+    """Send the token where there is one: `ray start` then asks for it without being told to.
+
+    To be called before Ray is imported, which is when it reads the mode.
+    """
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()
+    if os.environ.get("RAY_AUTH_TOKEN") or path.is_file():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
 async def follow(client: JobSubmissionClient, job: str) -> None:
@@ -59,6 +73,9 @@ def main() -> int:
     environment = {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": STOP_SECONDS, **variables}}
     if words.working_dir:
         environment["working_dir"] = words.working_dir
+    send_token()
+    from ray.job_submission import JobSubmissionClient
+
     client = JobSubmissionClient(words.address)
     job = submit(client, shlex.join(words.command), environment, words.id)
     print(f"submitted {job}", flush=True)
@@ -67,7 +84,7 @@ def main() -> int:
     asyncio.run(follow(client, job))
     info = client.get_job_info(job)
     print(f"{job}: {info.status} {info.message or ''}")
-    return CODES[info.status]
+    return CODES[info.status.value]
 
 
 if __name__ == "__main__":

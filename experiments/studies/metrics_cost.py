@@ -2,8 +2,9 @@
 
     python experiments/studies/metrics_cost.py [STEPS] [STEP_MILLISECONDS]
 
-The thread that trains hands over each step and sleeps the rest of it, as if it computed; what it
-spends on handing over is taken with `time.thread_time`, which other programs do not change.
+The thread that trains hands over each step, asks whether it is to stop, and sleeps the rest of the
+step, as if it computed; what it spends on the two is taken with `time.thread_time`, which other
+programs hardly change.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def cost(client: MailboxClient, steps: int, step_seconds: float) -> float:
         made = record(number)
         began = time.thread_time()
         client.send("step", made, number / steps)
+        asked = client.stop_requested or client.changing is not None
         spent += time.thread_time() - began
+        assert not asked
         time.sleep(step_seconds)
     return spent / steps
 

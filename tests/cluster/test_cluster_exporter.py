@@ -80,11 +80,39 @@ def test_every_step_is_in_the_histogram_though_posts_are_thinned(told, monkeypat
 
     client = MailboxClient(Handle)
     for number in range(1, 8):
-        client.send("step", step(number, skipped=number == 3, step_seconds=0.1 * number), 0.1)
+        made = StepRecord(
+            **step(number, skipped=number == 3, step_seconds=0.1 * number) | {"sample_ids": [[1]]}
+        )
+        client.send("step", made, 0.1)
     client._post()
     assert len(told("step_duration_seconds")) == 7
     assert told("skipped_steps")[-1] == 1
-    assert all(kind != "pace" for kind, _, _ in mailbox.collect())
+    kept = mailbox.collect()
+    assert [fields["step"] for _, fields, _ in kept] == [1, 7]  # posted at once, and at the end
+    assert all(kind == "step" and "sample_ids" not in fields for kind, fields, _ in kept)
+
+
+def test_steps_between_two_posts_are_not_taken_apart(monkeypatch):
+    """A step of a millisecond must not pay for a dictionary that nobody is sent."""
+    taken = []
+
+    class Watched(StepRecord):
+        def __getattribute__(self, name):
+            taken.append(name)
+            return super().__getattribute__(name)
+
+    class Handle:
+        class post:  # noqa: N801
+            @staticmethod
+            def remote(messages):
+                return None
+
+    client = MailboxClient(Handle)
+    client.send("step", Watched(**step(1)), 0.1)
+    assert "loss" in taken
+    taken.clear()
+    client.send("step", Watched(**step(2)), 0.2)
+    assert set(taken) <= {"step_seconds", "skipped"}
 
 
 def test_events_are_counted_by_kind_and_decisions_in_all(told):

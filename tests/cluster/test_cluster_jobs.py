@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import socket
@@ -47,7 +49,8 @@ class Cluster:
         self._head = subprocess.Popen(
             [
                 *RAY, "start", "--head", "--block", "--num-cpus=3", f"--port={port}",
-                f"--dashboard-port={self._dashboard}", "--object-store-memory=150000000",
+                f"--dashboard-port={self._dashboard}", "--dashboard-agent-listen-port=0",
+                "--object-store-memory=150000000",
                 "--disable-usage-stats", f"--temp-dir={self._temp}",
             ],
             env={k: v for k, v in self._environment.items() if k != "RAY_ADDRESS"},
@@ -64,15 +67,24 @@ class Cluster:
                 assert time.monotonic() < deadline, (folder / "head.log").read_text()
                 time.sleep(0.5)
 
+    @property
+    def address(self) -> str:
+        """Where jobs are submitted."""
+        return f"http://127.0.0.1:{self._dashboard}"
+
+    def environment(self, *without: str) -> dict[str, str]:
+        """Of a client, without some variables."""
+        return {k: v for k, v in self._environment.items() if k not in without}
+
     def submit(self, name: str, *command: str) -> subprocess.Popen[str]:
         """The submitting client; its output and exit code are the job's."""
         return subprocess.Popen(
             [
-                *SUBMIT, f"http://127.0.0.1:{self._dashboard}", f"--id={name}",
+                *SUBMIT, self.address, f"--id={name}",
                 f"--env=PYTHONPATH={ROOT}", "--env=OMP_NUM_THREADS=1", "--", sys.executable,
                 *command,
             ],
-            env=self._environment,
+            env=self.environment("RAY_AUTH_MODE"),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -81,7 +93,7 @@ class Cluster:
     def job(self, *words: str) -> str:
         """Output of `ray job ...`."""
         result = subprocess.run(
-            [*RAY, "job", *words, f"--address=http://127.0.0.1:{self._dashboard}"],
+            [*RAY, "job", *words, f"--address={self.address}"],
             env=self._environment,
             capture_output=True,
             text=True,
@@ -162,6 +174,42 @@ def test_a_stopped_job_leaves_a_checkpoint_and_no_workers(cluster):
     output, _ = client.communicate(timeout=120)
     assert client.returncode == 3, "".join(seen) + output
     assert "STOPPED" in output
+    assert cluster.workers() == []
+    found = CheckpointStore(str(out)).load_newest()
+    assert found is not None
+    assert json.loads((out / "result.json").read_text())["status"] == "interrupted"
+
+
+@pytest.mark.cluster
+def test_the_line_of_the_readme_as_it_stands(cluster, tmp_path):
+    """In a shell in the checkout; another address, folder, size, and names of the programs."""
+    (block,) = re.findall(
+        r"```bash\n(export RAY_API_SERVER_ADDRESS.*?)```", (ROOT / "README.md").read_text(), re.S
+    )
+    out = tmp_path / "run"
+    for word, ours in {
+        "http://127.0.0.1:8265": cluster.address,
+        "ray job submit": f"{shlex.join(RAY)} job submit --submission-id readme",
+        "-- python": f"-- {shlex.quote(sys.executable)}",
+        "out=/shared/run1": f"out={out} model.name=resnet8_cifar workers=1 stop.epochs=1000",
+    }.items():
+        assert word in block
+        block = block.replace(word, ours)
+    client = subprocess.Popen(
+        ["bash", "-c", block], cwd=ROOT, env=cluster.environment("RAY_AUTH_MODE"),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert client.stdout is not None
+    seen = []
+    for line in client.stdout:
+        seen.append(line)
+        if "step " in line and "loss" in line:
+            break
+    assert cluster.workers(), "".join(seen)
+    cluster.job("stop", "readme")
+    output, _ = client.communicate(timeout=120)
+    assert client.returncode == 0, "".join(seen) + output
+    assert "was stopped" in output
     assert cluster.workers() == []
     found = CheckpointStore(str(out)).load_newest()
     assert found is not None

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 from PIL import Image
 from report_examples import write_run
 
@@ -19,24 +16,6 @@ from adaptive_platform.report.run_data import read_run
 from adaptive_platform.sweeps.config import load_sweep
 from adaptive_platform.sweeps.page import render_page
 from adaptive_platform.sweeps.results import TrialRow
-
-
-@pytest.fixture(scope="session")
-def chromium() -> str:
-    """The browser, installed where this may be done; else the tests ask for it."""
-    names = ("chromium", "chromium-browser", "google-chrome")
-    if not any(map(shutil.which, names)) and hasattr(os, "geteuid") and os.geteuid() == 0:
-        for words in (["update"], ["install", "-y", "--no-install-recommends", "chromium"]):
-            try:
-                subprocess.run(
-                    ["apt-get", "-q", *words], capture_output=True, check=False, timeout=240
-                )
-            except (FileNotFoundError, subprocess.TimeoutExpired):
-                break
-    found = next(filter(None, map(shutil.which, names)), None)
-    if found is None:
-        pytest.skip("no Chromium here and none could be installed (Debian package `chromium`)")
-    return found
 
 
 class Shown:

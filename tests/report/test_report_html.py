@@ -16,6 +16,7 @@ from adaptive_platform.errors import UserError
 from adaptive_platform.report import Journal
 from adaptive_platform.report.figures import panels
 from adaptive_platform.report.html import render_html, write_html
+from adaptive_platform.report.page import prose
 from adaptive_platform.report.run_data import RunData, read_run
 
 EVIL = "<script>alert('run')</script>"
@@ -268,3 +269,9 @@ def test_the_caption_of_gsnr_says_what_is_recorded(runs: list[RunData]) -> None:
     (shown,) = [panel for panel in panels([run]) if panel.name == "gsnr"]
     assert "median over layers" in shown.note
     assert "single example" in shown.note
+
+
+def test_no_line_ends_between_a_number_and_its_unit():
+    assert prose("5 min 29 s, 4.2 % <of> 8 steps") == (
+        "5&nbsp;min 29&nbsp;s, 4.2&nbsp;% &lt;of&gt; 8 steps"
+    )

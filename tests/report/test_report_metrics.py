@@ -115,3 +115,49 @@ def test_promtool_accepts_the_rules():
     )
     assert result.returncode == 0, result.stdout + result.stderr
     assert "5 rules found" in result.stdout
+
+
+def lost(given, kept, where: str = "") -> list[str]:
+    """What of a JSON value did not come back."""
+    if isinstance(given, dict) and isinstance(kept, dict):
+        return [
+            told
+            for name, value in given.items()
+            for told in (
+                lost(value, kept[name], f"{where}.{name}") if name in kept else [f"{where}.{name}"]
+            )
+        ]
+    if isinstance(given, list) and isinstance(kept, list) and len(given) == len(kept):
+        pairs = enumerate(zip(given, kept, strict=True))
+        return [told for at, pair in pairs for told in lost(*pair, f"{where}[{at}]")]
+    return [] if given == kept else [f"{where} = {given}, came back as {kept}"]
+
+
+def through_grafanas_models(board: dict) -> dict:
+    """A dashboard read and written by the SDK that Grafana makes from its own schema."""
+    plugins = pytest.importorskip(
+        "grafana_foundation_sdk.cog.plugins", reason="grafana-foundation-sdk is not installed"
+    )
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.models.dashboard import Dashboard
+
+    plugins.register_default_plugins()
+    return json.loads(JSONEncoder().encode(Dashboard.from_json(board)))
+
+
+@pytest.mark.parametrize("name", sorted(dashboards()))
+def test_grafanas_own_models_know_every_field(name):
+    board = dashboards()[name]
+    # The text that Grafana's editor shows of a variable's query; it is in no schema.
+    expected = [".templating.list[1].definition"]
+    assert lost(board, through_grafanas_models(board)) == expected
+
+
+def test_a_field_that_grafana_does_not_know_is_noticed():
+    board = next(iter(dashboards().values()))
+    panel = next(each for each in board["panels"] if each["type"] == "timeseries")
+    panel["fieldConfig"]["defaults"]["custom"]["lineWdith"] = 2
+    panel["gridpos"] = {}
+    panel["targets"][0]["legend"] = ""
+    told = " ".join(lost(board, through_grafanas_models(board)))
+    assert all(name in told for name in ("lineWdith", "gridpos", "targets[0].legend"))

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from adaptive_platform.cli import main
-from adaptive_platform.sweeps import searchers
+from adaptive_platform.errors import UserError
+from adaptive_platform.sweeps import launch, searchers
 from adaptive_platform.sweeps.config import load_sweep, shipped_sweeps
 
 
@@ -63,6 +64,21 @@ def test_a_directory_with_a_sweep_is_not_used_again(command, tmp_path):
     code, said = command("controllers", f"out={tmp_path}")
     assert code == 2
     assert f"resume={tmp_path}" in said
+
+
+@pytest.mark.parametrize(("words", "address"), [([], "auto"), (["--address", "local"], "local")])
+def test_a_resumed_sweep_goes_back_to_its_cluster(command, tmp_path, monkeypatch, words, address):
+    stored = load_sweep("controllers", ["address=auto"])
+    (tmp_path / "sweep.yaml").write_text(stored.to_yaml())
+    begun = []
+
+    def begin(sweep, **_):
+        begun.append(sweep.address)
+        raise UserError("that is enough")
+
+    monkeypatch.setattr(launch, "run_sweep", begin)
+    code, said = command(f"resume={tmp_path}", *words)
+    assert (code, begun) == (2, [address]), said
 
 
 def test_optuna_that_is_missing_is_named(command, monkeypatch):

@@ -75,6 +75,12 @@ def test_drawn_kinds_drop_the_numbers_of_the_old_kind():
     )
 
 
+@pytest.mark.parametrize("kind", ["sgd", "lars", "adamw"])
+def test_what_is_set_for_all_trials_is_so_with_each_drawn_kind(kind):
+    sweep = load_sweep(changed(set={"stop.epochs": 1}), ["optimizer.weight_decay=0.07"])
+    assert sweep.recipe_of({"optimizer.kind": kind}).optimizer.weight_decay == 0.07
+
+
 def test_a_population_is_scored_and_saved_at_each_look():
     space = {**SMALL["space"], "batch.global_batch": {"kind": "choice", "values": [32, 64]}}
     scheduler = {"kind": "pbt", "moves": ["optimizer.lr"], "every_percent": 25}
@@ -94,6 +100,8 @@ def test_a_population_is_scored_and_saved_at_each_look():
         (changed(scheduler={"kind": "asha", "grace_percent": 0}), ["grace_percent = 0"]),
         (changed(budget={"trials": 0}), ["budget.trials = 0"]),
         (changed(metric="f1"), ["metric = 'f1'", "accuracy"]),
+        (changed(set=["a=1"]), ["set = ['a=1']", "mapping, not a list"]),
+        (changed(space=5), ["space = 5", "mapping"]),
         (changed(set={"out": "x"}), ["set.out", "sweep itself decides"]),
         (
             changed(set={"optimizer.lr": 1}),

@@ -100,6 +100,13 @@ def test_a_score_that_is_not_finite_is_none(metric, value):
     assert best_of([diverged], metric) is None
 
 
+def test_an_accuracy_beside_a_lost_loss_does_not_win():
+    lucky = replace(rows()[0], trial="lucky", accuracy=1.0, loss=float("inf"))
+    best = best_of([lucky, *rows()], "accuracy")
+    assert best is not None
+    assert best.trial == "00001"
+
+
 def test_the_page_ranks_what_has_no_finite_score_with_the_unscored():
     diverged = replace(rows()[0], trial="diverged", accuracy=float("nan"))
     text = render_page(load_sweep("warmup-lars"), [diverged, *rows()], "")

@@ -11,6 +11,7 @@ from adaptive_platform.checkpoints.store import CheckpointStore
 from adaptive_platform.cluster import launch as training
 from adaptive_platform.report import RunResult
 from adaptive_platform.sweeps.config import load_sweep
+from adaptive_platform.sweeps.score import WORST
 from adaptive_platform.sweeps.trial import STOP_NAME, SweepTrial, TrialFailedError, run_dir_of
 
 STEP = {"step": 3, "samples_seen": 96, "global_batch": 32, "lr": 0.1}
@@ -82,6 +83,43 @@ def test_a_short_last_slice_is_not_taken_for_the_batch(sweep_dir, monkeypatch):
     made = trial(sweep_dir)
     assert made.step()["batch"] == 48
     made.cleanup()
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_is_the_worst_score_and_at_the_end_a_failure(
+    loss, sweep_dir, monkeypatch
+):
+    runs(
+        monkeypatch,
+        ("evaluation", {"step": 3, "accuracy": 0.9, "loss": 1.5}, 0.25),
+        ("evaluation", {"step": 6, "accuracy": 0.9, "loss": loss}, 0.5),
+        result=RunResult(status="done", exit_code=0, accuracy=0.9, loss=loss),
+        seen=[],
+    )
+    made = trial(sweep_dir)
+    assert made.step()["score"] == 0.9
+    diverged = made.step()
+    assert diverged["score"] == WORST
+    assert diverged["accuracy"] == 0.9
+    assert str(diverged["loss"]) == str(loss)
+    with pytest.raises(TrialFailedError, match=f"ended with a held-out loss of {loss}"):
+        made.step()
+
+
+def test_the_score_follows_the_sweeps_metric_and_is_there_without_it(sweep_dir, monkeypatch):
+    text = load_sweep("controllers", ["metric=loss"]).to_yaml()
+    (sweep_dir / "sweep.yaml").write_text(text)
+    runs(
+        monkeypatch,
+        ("evaluation", {"step": 3, "accuracy": None, "loss": 1.5}, 0.5),
+        result=RunResult(status="done", exit_code=0),
+        seen=[],
+    )
+    made = trial(sweep_dir)
+    first, last = made.step(), made.step()
+    assert (first["score"], first["loss"]) == (-1.5, 1.5)
+    assert "accuracy" not in first
+    assert (last["score"], last["ended"]) == (WORST, "done")
 
 
 def test_a_failed_run_is_a_failed_trial(sweep_dir, monkeypatch):
