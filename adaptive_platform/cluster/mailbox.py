@@ -7,6 +7,7 @@ happens per step may go through it. Rank 0 posts to this actor a few times a sec
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import asdict, fields
 from typing import Any
@@ -160,7 +161,7 @@ class MailboxClient:
         self._newest_step: tuple[StepRecord, float] | None = None
         self._step_seconds: list[float] = []
         self._skipped = 0
-        self._answer: Any = None
+        self._answer: Future[tuple[bool, int | None]] | None = None
         self._posted_at = 0.0
         self._stop = False
         self._changing: int | None = None
@@ -216,15 +217,17 @@ class MailboxClient:
             messages = [*messages, ("step", content, fraction), ("pace", pace, fraction)]
         self._waiting, self._newest_step, self._step_seconds, self._skipped = [], None, [], 0
         self._posted_at = time.monotonic()
-        self._answer = self._mailbox.post.remote(messages)
+        # Asking Ray for an answer costs more than a step may; its own threads bring this one.
+        self._answer = self._mailbox.post.remote(messages).future()
 
     def _read_answer(self, timeout_seconds: float = 0.0) -> None:
         if self._answer is None:
             return
-        ready, _ = ray.wait([self._answer], timeout=timeout_seconds)
-        if not ready:
+        if timeout_seconds:
+            wait([self._answer], timeout_seconds)
+        if not self._answer.done():
             return
         with suppress(ray.exceptions.RayError):
-            stop, self._changing = ray.get(self._answer)
+            stop, self._changing = self._answer.result()
             self._stop = self._stop or stop
         self._answer = None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import pytest
 import ray.util.metrics
@@ -12,6 +14,18 @@ from adaptive_platform.cluster.mailbox import Mailbox, MailboxClient
 from adaptive_platform.report.records import StepRecord
 
 LABELS = {"run": "r", "recipe": "q", "sweep": ""}
+
+
+class Answer:
+    """Of an actor's call, and there already."""
+
+    def __init__(self, value):
+        self._value = value
+
+    def future(self):
+        made = Future()
+        made.set_result(self._value)
+        return made
 
 
 class Told:
@@ -76,7 +90,7 @@ def test_every_step_is_in_the_histogram_though_posts_are_thinned(told, monkeypat
             @staticmethod
             def remote(messages):
                 posted.append(messages)
-                mailbox.post(messages)
+                return Answer(mailbox.post(messages))
 
     client = MailboxClient(Handle)
     for number in range(1, 8):
@@ -105,7 +119,7 @@ def test_steps_between_two_posts_are_not_taken_apart(monkeypatch):
         class post:  # noqa: N801
             @staticmethod
             def remote(messages):
-                return None
+                return Answer((False, None))
 
     client = MailboxClient(Handle)
     client.send("step", Watched(**step(1)), 0.1)
@@ -113,6 +127,28 @@ def test_steps_between_two_posts_are_not_taken_apart(monkeypatch):
     taken.clear()
     client.send("step", Watched(**step(2)), 0.2)
     assert set(taken) <= {"step_seconds", "skipped"}
+
+
+def test_an_answer_on_its_way_is_not_waited_for_and_a_dead_mailbox_costs_nothing():
+    answers = []
+
+    class Handle:
+        class post:  # noqa: N801
+            @staticmethod
+            def remote(messages):
+                answers.append(Future())
+                return SimpleNamespace(future=lambda: answers[-1])
+
+    client = MailboxClient(Handle)
+    client.send("event", {"kind": "note"}, 0.1)
+    assert (client.stop_requested, client.changing) == (False, None)
+    answers[-1].set_result((True, 3))
+    assert (client.stop_requested, client.changing) == (True, 3)
+    client.flush(0.0)
+    answers[-1].set_exception(ray.exceptions.RayActorError())
+    assert client.stop_requested
+    client.flush(0.0)
+    assert len(answers) == 3
 
 
 def test_events_are_counted_by_kind_and_decisions_in_all(told):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
-from adaptive_platform.cluster import mailbox
 from adaptive_platform.cluster.mailbox import MailboxClient, Message
 from adaptive_platform.cluster.monitor import Monitor
 from adaptive_platform.cluster.recorder import Recorder
@@ -22,7 +22,12 @@ class Post:
 
     def remote(self, messages: list[Message]) -> Any:
         self.messages += messages
-        return "answered"
+        return self
+
+    def future(self) -> Future[tuple[bool, int | None]]:
+        answer: Future[tuple[bool, int | None]] = Future()
+        answer.set_result((False, None))
+        return answer
 
 
 def step(number: int, batch: int) -> StepRecord:
@@ -34,11 +39,9 @@ def step(number: int, batch: int) -> StepRecord:
 
 
 @pytest.mark.parametrize("initial", [32, None])
-def test_the_first_batch_is_the_runs_own_however_steps_are_thinned(monkeypatch, initial):
+def test_the_first_batch_is_the_runs_own_however_steps_are_thinned(initial):
     """The post just before the first step delays it, and the second takes its place."""
     post = Post()
-    monkeypatch.setattr(mailbox.ray, "wait", lambda waiting, timeout: (waiting, []))
-    monkeypatch.setattr(mailbox.ray, "get", lambda answer: (False, False))
     recorder = Recorder(MailboxClient(post), 1.0)
     recorder.send("batch", {"initial": initial, "now": 64})
     recorder.step(step(1, 64), 0.1)

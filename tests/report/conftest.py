@@ -1,4 +1,4 @@
-"""The browser that pages are tested in."""
+"""The browser that pages are tested in, and what drives it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ PACKAGES = ("chromium", "chromium-driver")
 def chromium() -> str:
     """The browser, installed where this may be done; else the tests ask for it."""
     names = ("chromium", "chromium-browser", "google-chrome")
-    if not any(map(shutil.which, names)) and hasattr(os, "geteuid") and os.geteuid() == 0:
+    there = any(map(shutil.which, names)) and shutil.which("chromedriver")
+    if not there and hasattr(os, "geteuid") and os.geteuid() == 0:
         for words in (["update"], ["install", "-y", "--no-install-recommends", *PACKAGES]):
             try:
                 subprocess.run(
@@ -26,4 +27,13 @@ def chromium() -> str:
     found = next(filter(None, map(shutil.which, names)), None)
     if found is None:
         pytest.skip("no Chromium here and none could be installed (Debian package `chromium`)")
+    return found
+
+
+@pytest.fixture(scope="session")
+def chromedriver(chromium) -> str:
+    """ChromeDriver, which comes with the browser where that had to be installed."""
+    found = shutil.which("chromedriver")
+    if found is None:
+        pytest.skip("no ChromeDriver here (Debian package `chromium-driver`)")
     return found

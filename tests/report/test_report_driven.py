@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -24,11 +23,8 @@ RANGES = (
 
 
 @pytest.fixture(scope="module")
-def browser(chromium, tmp_path_factory):
-    driver = shutil.which("chromedriver")
-    if driver is None:
-        pytest.skip("no ChromeDriver here (Debian package `chromium-driver`)")
-    made = DrivenBrowser(driver, chromium, tmp_path_factory.mktemp("browser"))
+def browser(chromedriver, chromium, tmp_path_factory):
+    made = DrivenBrowser(chromedriver, chromium, tmp_path_factory.mktemp("browser"))
     yield made
     made.close()
 
