@@ -81,8 +81,9 @@ def page(title: str, body: str, payload: Any, script: str) -> str:
 
 
 def prose(text: str) -> str:
-    """Plain text as HTML, in which no line ends between a number and its unit."""
-    return re.sub(r"(?<=\d) (?=(?:s|min|h|d)\b|%)", "&nbsp;", html.escape(text))
+    """Plain text as HTML, in which no line ends within a number with its units."""
+    within = r"(?<=\d) (?=(?:s|min|h|d)\b|%)|(?<=\d min) (?=\d)|(?<=\d [hd]) (?=\d)"
+    return re.sub(within, "&nbsp;", html.escape(text))
 
 
 def _json(value: Any) -> str:

@@ -271,7 +271,7 @@ def test_the_caption_of_gsnr_says_what_is_recorded(runs: list[RunData]) -> None:
     assert "single example" in shown.note
 
 
-def test_no_line_ends_between_a_number_and_its_unit():
+def test_no_line_ends_within_a_number_with_its_units():
     assert prose("5 min 29 s, 4.2 % <of> 8 steps") == (
-        "5&nbsp;min 29&nbsp;s, 4.2&nbsp;% &lt;of&gt; 8 steps"
+        "5&nbsp;min&nbsp;29&nbsp;s, 4.2&nbsp;% &lt;of&gt; 8 steps"
     )
