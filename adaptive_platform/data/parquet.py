@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +10,16 @@ from pydantic import Field
 
 from adaptive_platform.data.arrow_cache import mapped_copy
 from adaptive_platform.data.images import BrokenImageError, common_size
+from adaptive_platform.data.parquet_labels import classes_of, names_in, numbered, some
+from adaptive_platform.data.parquet_table import (
+    Table,
+    group_bytes,
+    is_bytes,
+    is_text,
+    joined,
+    needed_groups,
+    parquet_files,
+)
 from adaptive_platform.data.samples import EncodedImages
 from adaptive_platform.data.sources import DataPath, DataSource, EncodedDataConfig
 from adaptive_platform.errors import DataError
@@ -22,8 +27,6 @@ from adaptive_platform.errors import DataError
 __all__ = ["ParquetConfig"]
 
 _PROBES = 32
-_SURELY_CLASSES = 100_000
-"""Largest label that numbers classes even where there are fewer rows."""
 
 
 class ParquetConfig(EncodedDataConfig):
@@ -68,12 +71,12 @@ class ParquetConfig(EncodedDataConfig):
         if self.eval is not None:
             held_out = self._read("data.eval", self.eval, self.eval_limit)
         named = self.class_names or train.class_names
-        classes = _classes(named, train)
+        classes = classes_of(named, train)
         other = held_out.class_names if held_out else None
         if self.class_names is None and other is not None and other != classes:
             raise DataError(
-                f"data.eval = {self.eval}: its class names ({_some(other)}) are not those of "
-                f"data.train ({_some(classes)}), so the numbers mean other classes. Give "
+                f"data.eval = {self.eval}: its class names ({some(other)}) are not those of "
+                f"data.train ({some(classes)}), so the numbers mean other classes. Give "
                 "data.class_names if they are the same."
             )
         notes: list[str] = []
@@ -84,7 +87,7 @@ class ParquetConfig(EncodedDataConfig):
         assert parts[0] is not None
         return DataSource(train=parts[0], eval=parts[1], classes=classes, notes=tuple(notes))
 
-    def _read(self, field: str, path: str, limit: int | None) -> _Table:
+    def _read(self, field: str, path: str, limit: int | None) -> Table:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -107,11 +110,11 @@ class ParquetConfig(EncodedDataConfig):
                 else:
                     assert self.cache_dir is not None
                     tables.append(mapped_copy(name, groups, rows, columns, self.cache_dir))
-            images = _joined(tables, self.image_column)
-            labels = _joined(tables, self.label_column)
+            images = joined(tables, self.image_column)
+            labels = joined(tables, self.label_column)
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"{field} = {path}: can't be read ({error}).") from error
-        return _Table(
+        return Table(
             field=field,
             files=[name for name, _, _ in plan],
             starts=np.cumsum([0] + [len(table) for table in tables]).tolist(),
@@ -135,7 +138,7 @@ class ParquetConfig(EncodedDataConfig):
         plan: list[tuple[str, list[int], int]] = []
         class_names = None
         total_bytes, missing = 0, limit
-        for name in _parquet_files(field, path):
+        for name in parquet_files(field, path):
             try:
                 opened = pq.ParquetFile(name)
             except (OSError, pa.ArrowException) as error:
@@ -146,9 +149,9 @@ class ParquetConfig(EncodedDataConfig):
                 schema = opened.schema_arrow
                 self._check_schema(field, name, schema)
                 if not plan:
-                    class_names = _names_in(schema.metadata or {}, self.label_column)
-                groups, rows = _needed_groups(opened.metadata, missing)
-                total_bytes += sum(_group_bytes(opened.metadata, g, columns) for g in groups)
+                    class_names = names_in(schema.metadata or {}, self.label_column)
+                groups, rows = needed_groups(opened.metadata, missing)
+                total_bytes += sum(group_bytes(opened.metadata, g, columns) for g in groups)
             plan.append((name, groups, rows))
             if missing is not None:
                 missing -= rows
@@ -173,26 +176,26 @@ class ParquetConfig(EncodedDataConfig):
         image = schema.field(self.image_column).type
         if kinds.is_struct(image):
             inner = {image.field(k).name: image.field(k).type for k in range(image.num_fields)}
-            good = "bytes" in inner and _is_bytes(inner["bytes"])
+            good = "bytes" in inner and is_bytes(inner["bytes"])
         else:
-            good = _is_bytes(image)
+            good = is_bytes(image)
         if not good:
             raise DataError(
                 f"data.image_column = {self.image_column}: {name} holds {image} there, expected "
                 "encoded images as bytes or as {bytes, path}. Name another column."
             )
         label = schema.field(self.label_column).type
-        if not (kinds.is_integer(label) or _is_text(label)):
+        if not (kinds.is_integer(label) or is_text(label)):
             raise DataError(
                 f"data.label_column = {self.label_column}: {name} holds {label} there, expected "
                 "integers or strings. Name another column."
             )
 
     def _samples(
-        self, table: _Table, classes: tuple[str, ...], named: bool, notes: list[str]
+        self, table: Table, classes: tuple[str, ...], named: bool, notes: list[str]
     ) -> _ParquetImages:
         """Number the labels of one part, leave out rows that have none, and say so."""
-        numbers, unlabelled, unknown = _numbered(table, classes, named)
+        numbers, unlabelled, unknown = numbered(table, classes, named)
         if unlabelled:
             notes.append(f"{table.field}: left out {unlabelled} rows without a label")
         if unknown:
@@ -218,35 +221,10 @@ class ParquetConfig(EncodedDataConfig):
         return samples
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Table:
-    """The two columns of one part, over all its files."""
-
-    field: str
-    files: list[str]
-    starts: list[int]
-    """Row at which each file begins, and the end."""
-    images: Any
-    labels: Any
-    class_names: tuple[str, ...] | None
-
-    def encoded(self, row: int) -> bytes:
-        """Encoded image in a row; empty where there is none."""
-        value = self.images[row].as_py()
-        if isinstance(value, dict):
-            value = value["bytes"]
-        return value or b""
-
-    def where(self, row: int) -> str:
-        """File and row in it, from 0."""
-        k = bisect_right(self.starts, row) - 1
-        return f"{self.files[k]} row {row - self.starts[k]}"
-
-
 class _ParquetImages(EncodedImages):
     def __init__(
         self,
-        table: _Table,
+        table: Table,
         rows: NDArray[np.int64],
         labels: NDArray[np.int64],
         background: tuple[int, int, int],
@@ -270,129 +248,3 @@ class _ParquetImages(EncodedImages):
 
     def where(self, index: int) -> str:
         return self._table.where(int(self._rows[index]))
-
-
-def _parquet_files(field: str, path: str) -> list[str]:
-    if os.path.isfile(path):
-        return [path]
-    if not os.path.isdir(path):
-        raise DataError(
-            f"{field} = {path}: does not exist. Name a Parquet file or a folder of them."
-        )
-    names = sorted(n for n in os.listdir(path) if n.endswith(".parquet") and n[0] not in "._")
-    if not names:
-        raise DataError(f"{field} = {path}: there is no *.parquet file in this folder.")
-    return [os.path.join(path, name) for name in names]
-
-
-def _needed_groups(metadata: Any, missing: int | None) -> tuple[list[int], int]:
-    """Row groups to read for `missing` more rows, and how many rows to use of them."""
-    groups: list[int] = []
-    rows = 0
-    for group in range(metadata.num_row_groups):
-        if missing is not None and rows >= missing:
-            break
-        groups.append(group)
-        rows += metadata.row_group(group).num_rows
-    return groups, rows if missing is None else min(rows, missing)
-
-
-def _group_bytes(metadata: Any, group: int, columns: Sequence[str]) -> int:
-    found = metadata.row_group(group)
-    parts = [found.column(k) for k in range(found.num_columns)]
-    return sum(
-        part.total_uncompressed_size
-        for part in parts
-        if part.path_in_schema.split(".")[0] in columns
-    )
-
-
-def _joined(tables: list[Any], column: str) -> Any:
-    import pyarrow as pa
-
-    chunks = [chunk for table in tables for chunk in table.column(column).chunks]
-    return pa.chunked_array(chunks)
-
-
-def _names_in(metadata: dict[bytes, bytes], label_column: str) -> tuple[str, ...] | None:
-    """Class names in a schema's metadata, as the Hugging Face hub or a plain list writes them."""
-    try:
-        features = json.loads(metadata[b"huggingface"])["info"]["features"]
-        return tuple(str(name) for name in features[label_column]["names"])
-    except (KeyError, TypeError, ValueError):
-        pass
-    text = metadata.get(b"class_names", b"").decode("utf-8", "replace")
-    if not text:
-        return None
-    try:
-        return tuple(str(name) for name in json.loads(text))
-    except (ValueError, TypeError):
-        return tuple(name.strip() for name in text.split(","))
-
-
-def _classes(named: tuple[str, ...] | None, train: _Table) -> tuple[str, ...]:
-    if named is not None:
-        return named
-    values = [value for value in train.labels.unique().to_pylist() if value is not None]
-    if values and isinstance(values[0], str):
-        return tuple(sorted(values))
-    largest = max(values, default=-1)
-    if largest >= max(len(train.labels), _SURELY_CLASSES):
-        raise DataError(
-            f"{train.field}: labels go up to {largest} in {len(train.labels)} rows, so they number "
-            "something else than classes. Name the right column with data.label_column."
-        )
-    return tuple(str(number) for number in range(largest + 1))
-
-
-def _numbered(
-    table: _Table, classes: tuple[str, ...], named: bool
-) -> tuple[NDArray[np.int64], int, dict[str, int]]:
-    """Class number of each row (-1: left out), rows without label, rows by unknown class name."""
-    labels = table.labels.to_pylist()
-    unlabelled = sum(label is None for label in labels)
-    unknown: dict[str, int] = {}
-    number = {name: k for k, name in enumerate(classes)}
-    numbers = np.full(len(labels), -1, dtype=np.int64)
-    for row, label in enumerate(labels):
-        if label is None:
-            continue
-        if isinstance(label, str):
-            numbers[row] = number.get(label, -1)
-            if label not in number:
-                unknown[label] = unknown.get(label, 0) + 1
-        elif not named and classes and not classes[0].isdigit():
-            raise DataError(
-                f"{table.field}: label {label} at {table.where(row)} is a number, the training "
-                "labels are names. Write both in one way, or give data.class_names."
-            )
-        elif 0 <= label < len(classes):
-            numbers[row] = label
-        else:
-            source = "class names given" if named else "classes in the training labels"
-            raise DataError(
-                f"{table.field}: label {label} at {table.where(row)} is outside 0 to "
-                f"{len(classes) - 1}, since there are {len(classes)} {source}. Labels count from "
-                "0; mend the labels or data.class_names."
-            )
-    return numbers, unlabelled, unknown
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-
-
-def _is_bytes(kind: Any) -> bool:
-    import pyarrow.types as kinds
-
-    return bool(
-        kinds.is_binary(kind) or kinds.is_large_binary(kind) or kinds.is_fixed_size_binary(kind)
-    )
-
-
-def _is_text(kind: Any) -> bool:
-    import pyarrow.types as kinds
-
-    if kinds.is_dictionary(kind):
-        return _is_text(kind.value_type)
-    return bool(kinds.is_string(kind) or kinds.is_large_string(kind))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from adaptive_platform.errors import UserError
 from adaptive_platform.gradients.contracts import Exchange, Halves, Pending, Preconditioner
+from adaptive_platform.gradients.intake import Intake
 from adaptive_platform.gradients.layout import allocate
 from adaptive_platform.gradients.norms import Norms, sqnorm
 from adaptive_platform.gradients.shards import Reshape, Shards
@@ -100,8 +101,6 @@ class GradientBuckets:
         """Float32 (layers,) in the order of the buckets, used as `rider` is; empty without."""
         self._norms_rider = self._rider_all[own_end:]
         self._norms = Norms(num_layers, device, preconditioner)
-        self._slot_of = {id(p): i for i, p in enumerate(self.parameters)}
-        self._bucket_of = {id(p): i for i, b in enumerate(self._buckets) for p in b.parameters}
         in_buckets = [p for b in self._buckets for p in b.parameters]
         layer_of = {id(p): layer for layer, p in enumerate(in_buckets)}
         self._model_order = [layer_of[id(p)] for p in self.parameters]
@@ -112,13 +111,12 @@ class GradientBuckets:
         """This worker's own parts of the sum, where it is made in halves."""
         if halves is not None:
             self.shards = Shards(self._buckets[:-1], halves, self._norms)
+        self._intake = Intake(self._buckets, self._norms, self.shards)
         self._pending: list[Pending] = []
         self._launched = 0
         self._alone = False
         self._started_microbatches = 0
-        self._first = self._last = self._active = False
-        self._square_weight = 0.0
-        self._used_here = [0.0] * len(named)
+        self._last = self._active = False
         # One hook per parameter, a few microseconds each against a millisecond of backward per
         # layer: the only way to learn that a gradient is ready while backward still runs.
         self._hooks = [
@@ -161,7 +159,7 @@ class GradientBuckets:
         self._pending = []
         self._launched = 0
         self._rider_all.zero_()
-        self._used_here = [0.0] * len(self.parameters)
+        self._intake.begin_step()
         self._started_microbatches = 0
         for parameter in self.parameters:
             parameter.grad = None
@@ -177,15 +175,13 @@ class GradientBuckets:
             "has a gradient before its backward pass: call run.backward(losses) alone, neither "
             "loss.backward() nor a backward pass of your own."
         )
-        self._square_weight = square_weight
-        self._first = self._started_microbatches == 0
+        self._intake.begin_microbatch(
+            first=self._started_microbatches == 0, square_weight=square_weight
+        )
         self._started_microbatches += 1
         self._last = last
         self._active = True
         self._norms.begin_microbatch()
-        for bucket in self._buckets:
-            bucket.missing = len(bucket.parameters)
-            bucket.fired.clear()
 
     def end_microbatch(self) -> Tensor:
         """Take in what backward left, such as buckets with unused parameters.
@@ -194,9 +190,9 @@ class GradientBuckets:
             Squared norm of this micro-batch's gradient as it was back-propagated: 0-dim float32 on
             the gradients' device, zero where `measure` is off.
         """
-        for index, bucket in enumerate(self._buckets):
-            if bucket.missing:
-                self._absorb(index)
+        self._intake.end_microbatch()
+        if self._last:
+            self._launch_ready()
         self._active = False
         self._refuse_leftovers(
             "got its gradient in two parts, as with reentrant activation checkpointing: use "
@@ -222,7 +218,7 @@ class GradientBuckets:
                 bucket.gradient.zero_()
             if self.shards is not None:
                 self.shards.clear_squares()
-        self.used.copy_(torch.tensor(self._used_here))
+        self._mark_used()
         if self._alone:
             return self._finish_alone()
         if self._exchange is not None:
@@ -266,9 +262,12 @@ class GradientBuckets:
     def _finish_alone(self) -> Tensor:
         self._start(self._rider_all).wait()
         # A parameter that only others used has no gradient here.
-        self.used.copy_(torch.tensor(self._used_here))
+        self._mark_used()
         self._show()
         return self.own_sqnorm()
+
+    def _mark_used(self) -> None:
+        self.used.copy_(torch.tensor([float(id(p) in self._intake.used) for p in self.parameters]))
 
     def own_sqnorm(self) -> Tensor:
         """Squared norm of what this worker's buckets hold: 0-dim float32."""
@@ -361,51 +360,7 @@ class GradientBuckets:
         return sum(b.flat.numel() * b.flat.element_size() for b in self._buckets)
 
     def _on_gradient(self, parameter: Tensor) -> None:
-        if not self._active:
-            return
-        index = self._bucket_of[id(parameter)]
-        bucket = self._buckets[index]
-        if id(parameter) in bucket.fired:
-            return
-        bucket.fired.add(id(parameter))
-        bucket.missing -= 1
-        if bucket.missing == 0:
-            self._absorb(index)
-
-    def _absorb(self, index: int) -> None:
-        """Move fresh gradients into the bucket, measure them, and send the bucket if it is time."""
-        bucket = self._buckets[index]
-        views, gradients, present = [], [], []
-        for place, (parameter, view, name) in enumerate(
-            zip(bucket.parameters, bucket.views, bucket.names, strict=True)
-        ):
-            if parameter.grad is None:
-                if self._first:
-                    view.zero_()
-                continue
-            if parameter.grad.is_sparse:
-                raise UserError(
-                    f"model: parameter `{name}` has a sparse gradient, which can't be reduced "
-                    "together with the others. Build its embedding with sparse=False."
-                )
-            views.append(view)
-            present.append(place)
-            gradients.append(parameter.grad)
-            self._used_here[self._slot_of[id(parameter)]] = 1.0
-            parameter.grad = None
-        if gradients:
-            # Before the copy: on a CPU it then finds the gradients in the cache.
-            self._norms.take(bucket, present, gradients)
-            if self._first:
-                torch._foreach_copy_(views, gradients)
-            else:
-                torch._foreach_add_(views, gradients)
-        if self.shards is not None and bucket.parameters:
-            self.shards.add_squares(
-                index, present, gradients, self._square_weight, first=self._first
-            )
-        bucket.missing = 0
-        if self._last:
+        if self._active and self._intake.arrived(parameter) and self._last:
             self._launch_ready()
 
     def _launch_ready(self) -> None:

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Bucket", "Piece", "allocate", "bucket_layout", "memory_view", "pieces_of", "views_of"]
+__all__ = [
+    "Bucket",
+    "Piece",
+    "Portion",
+    "allocate",
+    "bucket_layout",
+    "memory_view",
+    "pieces_of",
+    "portions_of",
+    "views_of",
+]
 
 
 def bucket_layout(sizes_bytes: Sequence[int], limit_bytes: int) -> list[list[int]]:
@@ -47,6 +58,10 @@ class Bucket:
     first_layer: int = 0
     """Where its parameters start in a vector with one entry per layer."""
     missing: int = 0
+    """Parameters whose gradients backward has not left yet."""
+    fresh: list[int] = field(default_factory=list)
+    """Those whose gradients are there, but not in the buffer yet."""
+    fresh_bytes: int = 0
     fired: set[int] = field(default_factory=set)
 
 
@@ -73,11 +88,37 @@ def pieces_of(bucket: Bucket, start: int, stop: int) -> list[Piece]:
     for index, parameter in enumerate(bucket.parameters):
         last = first + parameter.numel()
         low, high = max(first, start), min(last, stop)
-        # One without elements counts too, so that the indices of pieces have no gap.
-        if low < high or start <= first == last < stop:
+        if low < high:
             pieces.append(Piece(index, low - start, low - first, high - low))
         first = last
     return pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """Elements `[start, stop)` of a part, and what they are made of."""
+
+    start: int
+    stop: int
+    pieces: list[Piece]
+    """Their offsets count from the start of the portion."""
+
+
+def portions_of(pieces: Sequence[Piece], longest: int) -> list[Portion]:
+    """A part, cut evenly so that no portion has more than `longest` elements."""
+    portions: list[Portion] = []
+    length = sum(piece.length for piece in pieces)
+    count = -(-length // longest)
+    bounds = [length * number // count for number in range(count + 1)] if count else []
+    for start, stop in pairwise(bounds):
+        inside = []
+        for piece in pieces:
+            low, high = max(piece.offset, start), min(piece.offset + piece.length, stop)
+            if low < high:
+                first = piece.start + low - piece.offset
+                inside.append(Piece(piece.index, low - start, first, high - low))
+        portions.append(Portion(start, stop, inside))
+    return portions
 
 
 def allocate(

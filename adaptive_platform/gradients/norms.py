@@ -60,16 +60,22 @@ class Norms:
             self.layers.zero_()
 
     def take(self, bucket: Bucket, present: list[int], gradients: list[Tensor]) -> None:
-        """Measure a micro-batch's fresh gradients, those of the parameters `present`."""
+        """Measure some of a micro-batch's fresh gradients.
+
+        Args:
+            bucket: Where they go.
+            present: Places of their parameters there, ascending; at least one.
+            gradients: In that order.
+        """
         if not self.measure:
             return
         started = time.perf_counter()
         sqnorms = self._sqnorms([bucket.parameters[i] for i in present], gradients)
         self.microbatch += sqnorms.sum()
         if self.layers.numel():
-            first, count = bucket.first_layer, len(bucket.parameters)
-            if len(present) == count:
-                self.layers[first : first + count] = sqnorms
+            first = bucket.first_layer
+            if present[-1] - present[0] + 1 == len(present):
+                self.layers[first + present[0] : first + present[-1] + 1] = sqnorms
             else:
                 for index, each in zip(present, sqnorms.unbind(), strict=True):
                     self.layers[first + index] = each
@@ -96,24 +102,22 @@ class Norms:
         return plain
 
     @torch.no_grad()
-    def take_part(
-        self, bucket: Bucket, part: Tensor, pieces: Sequence[Piece], found: Tensor
-    ) -> None:
-        """The same for a part of a summed bucket; may run on another thread.
+    def of_portion(
+        self, bucket: Bucket, part: Tensor, pieces: Sequence[Piece]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Squared norms of a portion of a summed bucket; may run on another thread.
 
         Args:
             bucket: Which.
             part: 1-D, of the bucket's type.
             pieces: What it consists of.
-            found: Float32 (2 + layers of the bucket,), written: the part's share of the plain norm,
-                of the norm as micro-batches are measured, and of that of each layer.
+
+        Returns:
+            The plain one, 0-dim; and where layers are told apart, one of each piece, as
+            micro-batches are measured.
         """
-        found.zero_()
-        if not pieces:
-            return
         if not self._by_layer:
-            found[:2] = sqnorm(part)
-            return
+            return sqnorm(part), None
         parts = [piece.of(part) for piece in pieces]
         if self._preconditioner is not None and self.preconditioned:
             layers = self._preconditioner.part_sqnorms(
@@ -121,13 +125,33 @@ class Norms:
                 [(piece.start, piece.start + piece.length) for piece in pieces],
                 parts,
             )
-        else:
-            layers = torch.stack(torch._foreach_norm(parts, dtype=torch.float32)).square()
-        # A part is a range of the bucket, so its parameters follow each other.
-        first = 2 + pieces[0].index
-        found[first : first + len(pieces)] = layers
-        found[1] = layers.sum()
-        found[0] = sqnorm(part) if self.preconditioned else found[1]
+            return sqnorm(part), layers
+        layers = torch.stack(torch._foreach_norm(parts, dtype=torch.float32)).square()
+        return layers.sum(), layers
+
+    @torch.no_grad()
+    def add_portions(
+        self, portions: Sequence[tuple[Tensor, Tensor | None]], places: Tensor, found: Tensor
+    ) -> None:
+        """Sum what `of_portion` gave for all portions of a part.
+
+        Args:
+            portions: In their order.
+            places: Of the parameter of each piece in the bucket.
+            found: Float32 (2 + parameters of the bucket,), written: the part's share of the plain
+                norm, of the norm as micro-batches are measured, and of that of each layer.
+        """
+        found.zero_()
+        if not portions:
+            return
+        found[0] = torch.stack([plain for plain, _ in portions]).sum()
+        layers = [each for _, each in portions if each is not None]
+        if not layers:
+            found[1] = found[0]
+            return
+        together = torch.cat(layers)
+        found[2:].index_add_(0, places, together)
+        found[1] = together.sum()
 
     @property
     def _by_layer(self) -> bool:

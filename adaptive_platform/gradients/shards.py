@@ -18,16 +18,23 @@ from adaptive_platform.gradients.contracts import Halves, Pending
 from adaptive_platform.gradients.layout import (
     Bucket,
     Piece,
+    Portion,
     memory_view,
     pieces_of,
+    portions_of,
     views_of,
 )
 from adaptive_platform.gradients.norms import Norms
 
 __all__ = ["Reshape", "Shard", "Shards"]
 
-Reshape = Callable[[int, Tensor], None]
-"""Changes the shard of the bucket with that index, 1-D, in place; maybe on another thread."""
+Reshape = Callable[[int, int, Tensor], None]
+"""Changes a portion of the shard of a bucket, 1-D, in place; maybe on another thread.
+
+It is handed the index of the bucket, the portion's first element in the shard, and its elements."""
+
+_LONGEST = 1 << 18
+"""Elements that a CPU looks at one after the other, so that they stay in cache meanwhile."""
 
 
 @dataclass(slots=True)
@@ -38,8 +45,12 @@ class Shard:
     start: int
     stop: int
     pieces: list[Piece]
+    portions: list[Portion]
+    """Its elements in the order in which they are worked on; one portion on an accelerator."""
+    places: Tensor
+    """Place in the bucket of the parameter of each piece of each portion."""
     found: Tensor
-    """Float32 (2 + layers of the bucket,): squared norms, as of `Norms.take_part`."""
+    """Float32 (2 + parameters of the bucket,): squared norms, as of `Norms.add_portions`."""
     whole_squares: Tensor | None = None
     """Float32, all elements of the bucket: this worker's squares until they are summed."""
     square_views: list[Tensor] = field(default_factory=list)
@@ -56,9 +67,9 @@ class Shard:
         return self.whole_squares[self.start : self.stop]
 
     @property
-    def layers(self) -> list[int]:
-        """Layer of each piece, in the order of the buckets."""
-        return [self.bucket.first_layer + piece.index for piece in self.pieces]
+    def layers(self) -> Tensor:
+        """Layer of each piece of each portion, in the order of the buckets."""
+        return self.places + self.bucket.first_layer
 
 
 class Shards:
@@ -76,12 +87,26 @@ class Shards:
         self._reshape: Reshape | None = None
         self._takes_squares = False
         self._visit_seconds = 0.0
+        self._zero = torch.zeros((), device=buckets[0].flat.device)
         self.all: list[Shard] = []
         for bucket in buckets:
             start, stop = halves.shard(bucket.gradient.numel())
             device = bucket.flat.device
-            found = torch.zeros(2 + len(bucket.parameters), device=device)
-            self.all.append(Shard(bucket, start, stop, pieces_of(bucket, start, stop), found))
+            pieces = pieces_of(bucket, start, stop)
+            longest = _LONGEST if device.type == "cpu" else max(1, stop - start)
+            portions = portions_of(pieces, longest)
+            places = [piece.index for portion in portions for piece in portion.pieces]
+            self.all.append(
+                Shard(
+                    bucket=bucket,
+                    start=start,
+                    stop=stop,
+                    pieces=pieces,
+                    portions=portions,
+                    places=torch.tensor(places, dtype=torch.long, device=device),
+                    found=torch.zeros(2 + len(bucket.parameters), device=device),
+                )
+            )
 
     def begin_step(self, *, squares: bool, reshape: Reshape | None) -> None:
         """Expect a step.
@@ -117,7 +142,7 @@ class Shards:
 
         Args:
             index: Of the bucket.
-            present: Its parameters that have a gradient.
+            present: Places of some of its parameters there.
             gradients: Theirs.
             weight: Factor on the squares.
             first: The bucket holds nothing but this micro-batch.
@@ -126,15 +151,19 @@ class Shards:
             return
         started = time.perf_counter()
         shard = self.all[index]
-        if first:
+        if first and len(present) == len(shard.bucket.parameters):
             flat, squares = shard.bucket.gradient, shard.whole_squares
             assert squares is not None
             flat = flat if flat.dtype is torch.float32 else flat.float()
-            zero = torch.zeros((), device=flat.device)
-            torch.addcmul(zero, flat, flat, value=weight, out=squares)
-        elif gradients:
-            gradients = [g if g.dtype is torch.float32 else g.float() for g in gradients]
-            views = [shard.square_views[i] for i in present]
+            torch.addcmul(self._zero, flat, flat, value=weight, out=squares)
+            self._norms.seconds += time.perf_counter() - started
+            return
+        gradients = [g if g.dtype is torch.float32 else g.float() for g in gradients]
+        views = [shard.square_views[i] for i in present]
+        if first:
+            for view, gradient in zip(views, gradients, strict=True):
+                torch.addcmul(self._zero, gradient, gradient, value=weight, out=view)
+        else:
             torch._foreach_addcmul_(views, gradients, gradients, weight)
         self._norms.seconds += time.perf_counter() - started
 
@@ -143,6 +172,11 @@ class Shards:
         for shard in self.all if self._takes_squares else ():
             assert shard.whole_squares is not None
             shard.whole_squares.zero_()
+
+    def clear_squares_of(self, index: int, absent: Sequence[int]) -> None:
+        """It has none of the parameters at these places of the bucket with that index."""
+        for place in absent if self._takes_squares else ():
+            self.all[index].square_views[place].zero_()
 
     def launch(self, index: int) -> list[Pending]:
         """Send a full bucket, and its squares where they are taken."""
@@ -163,9 +197,9 @@ class Shards:
         """
         started = time.perf_counter()
         total = torch.zeros(2 + num_layers, device=self.all[0].found.device)
-        for shard in self.all:
+        for index, shard in enumerate(self.all):
             if self._takes_squares:
-                self._measure(shard, shard.gradient)
+                self._look(index, shard.gradient)
             total[:2] += shard.found[:2]
             if num_layers:
                 first = 2 + shard.bucket.first_layer
@@ -212,14 +246,18 @@ class Shards:
 
     def _visit(self, index: int, own: Tensor) -> None:
         started = time.perf_counter()
-        shard = self.all[index]
-        with torch.no_grad():
-            self._measure(shard, own)
-            if self._reshape is not None:
-                self._reshape(index, own)
+        self._look(index, own)
         self._visit_seconds += time.perf_counter() - started
 
-    def _measure(self, shard: Shard, own: Tensor) -> None:
+    @torch.no_grad()
+    def _look(self, index: int, own: Tensor) -> None:
+        """Measure a shard of the sum and change it, portion by portion."""
+        shard, found = self.all[index], []
         # As others will see it: what does not fit into a narrower type must be noticed here.
         self._halves.narrow(own)
-        self._norms.take_part(shard.bucket, own, shard.pieces, shard.found)
+        for portion in shard.portions:
+            part = own[portion.start : portion.stop]
+            found.append(self._norms.of_portion(shard.bucket, part, portion.pieces))
+            if self._reshape is not None:
+                self._reshape(index, portion.start, part)
+        self._norms.add_portions(found, shard.places, shard.found)

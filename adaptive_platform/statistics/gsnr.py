@@ -14,8 +14,6 @@ __all__ = [
 
 _NOISE_FLOOR = 1e-6
 """Least variance of an element relative to its squared mean: below it float32 sees rounding."""
-_CHUNK = 1 << 17
-"""Elements that a CPU takes at a time, so that what lies between two operations stays in cache."""
 _TINY = torch.finfo(torch.float32).tiny
 
 
@@ -60,26 +58,24 @@ def gsnr_of_means(mean: torch.Tensor, mean_square: torch.Tensor) -> torch.Tensor
 
 
 @torch.no_grad()
-def gsnr_in_place(gradient: torch.Tensor, squares: torch.Tensor, scale: float) -> None:
-    """`gsnr_of_means` written over the squares, without memory of the gradient's size.
+def gsnr_in_place(
+    gradient: torch.Tensor, squares: torch.Tensor, scale: float, scratch: torch.Tensor
+) -> None:
+    """`gsnr_of_means` written over the squares, with few passes over them.
 
     Args:
         gradient: Any multiple of the mean gradient, 1-D.
         squares: The multiple of the mean squared gradients, float32 (same length), that makes
             `scale * gradient^2` the same multiple of the squared mean; overwritten by the ratio.
         scale: That factor.
+        scratch: Float32 of that length at least; what it holds afterwards means nothing.
     """
-    length = gradient.numel()
-    chunk = min(_CHUNK, length) if gradient.device.type == "cpu" else length
-    if not chunk:
-        return
-    memory = torch.empty(2, chunk, device=squares.device)
-    for part, ratio in zip(gradient.split(chunk), squares.split(chunk), strict=True):
-        squared_mean, floor = memory[:, : part.numel()].unbind()
-        squared_mean.copy_(part).square_().mul_(scale)
-        torch.mul(squared_mean, _NOISE_FLOOR, out=floor)
-        variance = torch.maximum(ratio.sub_(squared_mean), floor, out=ratio)
-        torch.div(squared_mean, variance.clamp_(min=_TINY), out=ratio)
+    squared_mean = scratch[: gradient.numel()]
+    gradient = gradient.float()
+    torch.addcmul(scratch.new_zeros(()), gradient, gradient, value=scale, out=squared_mean)
+    variance = squares.sub_(squared_mean).clamp_(min=_TINY)
+    # Ending the ratio is the same as a floor under the variance, and one pass less.
+    torch.div(squared_mean, variance, out=squares).clamp_(max=1.0 / _NOISE_FLOOR)
 
 
 def reduction_ratio(

@@ -64,11 +64,6 @@ class VarianceReduction:
         """Averages of all elements by name, until they are dealt out; see `deal_out`."""
 
     @property
-    def gamma(self) -> float:
-        """Least multiplier of an element."""
-        return self._config.gamma
-
-    @property
     def known(self) -> bool:
         """False before the first refresh: gradients stay as they are."""
         return self._refreshes > 0
@@ -93,24 +88,44 @@ class VarianceReduction:
             self._refreshes = 0
 
     @torch.no_grad()
-    def refresh(self, step: int, ratios: Sequence[torch.Tensor]) -> None:
-        """Take the ratios of one step in.
+    def begin_refresh(self, step: int, shards: Sequence[torch.Tensor]) -> None:
+        """Expect ratios from one step for every element, by `take`.
 
         Args:
             step: Number of the optimizer step, from 0.
-            ratios: Of each shard, float32, in [gamma, 1]; copied.
+            shards: Float32 tensors of the shards' lengths, on their device.
         """
         if not self._averages:
-            self._averages = [torch.zeros_like(ratio) for ratio in ratios]
-        torch._foreach_lerp_(self._averages, list(ratios), 1.0 - self._momentum)
+            self._averages = [torch.zeros_like(shard) for shard in shards]
         self.whole = None
         self._refreshes += 1
         self._refreshed_at = step
 
     @torch.no_grad()
-    def apply(self, index: int, gradient: torch.Tensor) -> None:
-        """Multiply the shard with that index of any multiple of the mean gradient, in place."""
-        gradient.mul_(self._averages[index])
+    def take(self, index: int, start: int, ratios: torch.Tensor) -> None:
+        """Take the ratios of a portion in.
+
+        Args:
+            index: Of the shard.
+            start: The portion's first element in the shard.
+            ratios: Float32, 1-D, of any size; ended at gamma and 1 here, and copied.
+        """
+        average = self._averages[index][start : start + ratios.numel()]
+        if self._momentum:
+            average.lerp_(ratios.clamp(self._config.gamma, 1.0), 1.0 - self._momentum)
+        else:
+            torch.clamp(ratios, self._config.gamma, 1.0, out=average)
+
+    @torch.no_grad()
+    def apply(self, index: int, start: int, gradient: torch.Tensor) -> None:
+        """Reduce a portion of any multiple of the mean gradient, in place.
+
+        Args:
+            index: Of the shard.
+            start: The portion's first element in the shard.
+            gradient: 1-D.
+        """
+        gradient.mul_(self._averages[index][start : start + gradient.numel()])
         if self._momentum > 0.0:
             gradient.mul_(1.0 / (1.0 - self._momentum**self._refreshes))
 

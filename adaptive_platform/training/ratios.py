@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,8 @@ from torch import Tensor
 
 from adaptive_platform.collectives import Pending, Reducer
 from adaptive_platform.gradients.buckets import GradientBuckets
-from adaptive_platform.gradients.shards import Reshape, Shards
+from adaptive_platform.gradients.layout import Portion
+from adaptive_platform.gradients.shards import Reshape, Shard, Shards
 from adaptive_platform.statistics import VarianceReduction
 from adaptive_platform.statistics.gsnr import gsnr_in_place
 from adaptive_platform.training.telling import Teller
@@ -87,6 +88,8 @@ class Ratios:
         self._agreed = reducer.world_size == 1
         sizes = torch.tensor([float(p.numel()) for p in buckets.parameters_of_sums])
         self._layer_sizes = sizes.to(reducer.device)
+        longest = max((p.stop - p.start for s in self._shards.all for p in s.portions), default=0)
+        self._scratch = torch.empty(longest, device=reducer.device)
 
     def begin(self, *, refreshing: bool) -> Reshape | None:
         """Before a step: what changes shards on their way, which is nothing in a refresh."""
@@ -109,16 +112,22 @@ class Ratios:
             scale: Times the squared gradient is to the squares as the squared mean is to the mean
                 square.
         """
+        variance, shards, means = self._variance, self._shards.all, None
         if num_microbatches < 2:
             self._tell.warn_once(
                 "vr: held in steps of one micro-batch, as a variance needs two; use more "
                 "workers or a smaller microbatch"
             )
         else:
-            self._take(scale)
-        if self._variance.known:
-            for index, shard in enumerate(self._shards.all):
-                self._variance.apply(index, shard.gradient)
+            means = self._layer_means(scale).unbind()
+            variance.begin_refresh(self._step(), [shard.squares for shard in shards])
+        if variance.known:
+            for index, shard in enumerate(shards):
+                for portion in shard.portions:
+                    if means is not None:
+                        variance.take(index, portion.start, self._ratios(shard, portion, means))
+                    part = shard.gradient[portion.start : portion.stop]
+                    variance.apply(index, portion.start, part)
         self._shards.gather()
 
     def give_up(self) -> None:
@@ -145,16 +154,26 @@ class Ratios:
         return []
 
     @torch.no_grad()
-    def _take(self, scale: float) -> None:
+    def _layer_means(self, scale: float) -> Tensor:
+        """The mean GSNR of each layer over all workers; that of an element replaces its square."""
         sums = torch.zeros_like(self._layer_sizes)
         for shard in self._shards.all:
-            gsnr_in_place(shard.gradient, shard.squares, scale)
-            for layer, piece in zip(shard.layers, shard.pieces, strict=True):
-                sums[layer] += piece.of(shard.squares).sum()
+            found = []
+            for portion in shard.portions:
+                gsnr = shard.squares[portion.start : portion.stop]
+                part = shard.gradient[portion.start : portion.stop]
+                gsnr_in_place(part, gsnr, scale, self._scratch)
+                found += [piece.of(gsnr).sum() for piece in portion.pieces]
+            if found:
+                sums.index_add_(0, shard.layers, torch.stack(found))
         self._reducer.start(sums).wait()
-        means = (sums / self._layer_sizes).clamp_(min=torch.finfo(torch.float32).tiny)
-        for shard in self._shards.all:
-            for layer, piece in zip(shard.layers, shard.pieces, strict=True):
-                piece.of(shard.squares).div_(means[layer])
-            shard.squares.clamp_(self._variance.gamma, 1.0)
-        self._variance.refresh(self._step(), [shard.squares for shard in self._shards.all])
+        return (sums / self._layer_sizes).clamp_(min=torch.finfo(torch.float32).tiny)
+
+    @staticmethod
+    @torch.no_grad()
+    def _ratios(shard: Shard, portion: Portion, means: Sequence[Tensor]) -> Tensor:
+        """Over the layers' means, where `_layer_means` has left them."""
+        gsnr = shard.squares[portion.start : portion.stop]
+        for piece in portion.pieces:
+            piece.of(gsnr).div_(means[shard.bucket.first_layer + piece.index])
+        return gsnr

@@ -18,8 +18,16 @@ AGREEING = torch.ones(3)
 
 def reduced(variance: VarianceReduction) -> torch.Tensor:
     gradient = MEAN.clone()
-    variance.apply(0, gradient)
+    for start, stop in ((0, 1), (1, 3)):
+        variance.apply(0, start, gradient[start:stop])
     return gradient
+
+
+def refresh(variance: VarianceReduction, step: int, ratios: torch.Tensor) -> None:
+    """Two portions of one shard."""
+    variance.begin_refresh(step, [ratios])
+    for start, stop in ((0, 1), (1, 3)):
+        variance.take(0, start, ratios[start:stop])
 
 
 @pytest.mark.parametrize("for_betas", [False, True])
@@ -27,31 +35,31 @@ def test_first_refresh_gives_the_worked_example(for_betas: bool) -> None:
     """From the sums of both devices to the reduced mean gradient."""
     variance = VarianceReductionConfig().build(for_betas=for_betas)
     total, squares = 2 * MEAN, torch.tensor([2.44, 4.0, 10.0])
-    gsnr_in_place(total, squares, scale=1 / 2)
-    variance.refresh(0, [(squares / squares.mean()).clamp(variance.gamma, 1.0)])
+    gsnr_in_place(total, squares, scale=1 / 2, scratch=torch.empty(5))
+    refresh(variance, 0, squares / squares.mean())
     torch.testing.assert_close(reduced(variance), torch.tensor([1.1, 0.1, 0.1]))
 
 
 def test_ratios_are_smoothed_for_adam_and_bias_corrected() -> None:
     variance = VarianceReductionConfig().build(for_betas=True)
     assert not variance.known
-    variance.refresh(0, [RATIO])
+    refresh(variance, 0, RATIO)
     assert variance.known
     torch.testing.assert_close(reduced(variance), torch.tensor([1.1, 0.1, 0.1]))
-    variance.refresh(1, [AGREEING])
+    refresh(variance, 1, AGREEING)
     weight = 0.1 / (1 - 0.9**2)
     expected = torch.tensor([1.0, *[weight * (0.9 * 0.1 + 1.0)] * 2]) * MEAN
     torch.testing.assert_close(reduced(variance), expected)
     plain = VarianceReductionConfig().build(for_betas=False)
-    plain.refresh(0, [RATIO])
-    plain.refresh(1, [AGREEING])
+    refresh(plain, 0, RATIO)
+    refresh(plain, 1, AGREEING)
     assert torch.equal(reduced(plain), MEAN)
 
 
 def test_ratios_are_copied() -> None:
     """They lie in memory that the next squares are written to."""
     variance, ratios = VarianceReductionConfig().build(for_betas=False), RATIO.clone()
-    variance.refresh(0, [ratios])
+    refresh(variance, 0, ratios)
     ratios.zero_()
     torch.testing.assert_close(reduced(variance), torch.tensor([1.1, 0.1, 0.1]))
 
@@ -60,14 +68,14 @@ def test_due_at_the_interval_and_until_the_first() -> None:
     variance = VarianceReductionConfig(every=3).build(for_betas=False)
     assert variance.due(0)
     assert variance.due(1)
-    variance.refresh(1, [RATIO])
+    refresh(variance, 1, RATIO)
     assert [variance.due(step) for step in (2, 3, 4)] == [False, False, True]
 
 
 def test_whole_state_comes_back_bit_for_bit() -> None:
     variance = VarianceReductionConfig(every=2).build(for_betas=True)
     for step in range(3):
-        variance.refresh(step, [RATIO / (step + 1)])
+        refresh(variance, step, RATIO / (step + 1))
     variance.whole = {"w": variance.averages[0].clone()}
     other = VarianceReductionConfig(every=2).build(for_betas=True)
     other.load_state_dict(variance.state_dict(), torch.device("cpu"))
@@ -82,7 +90,7 @@ def test_whole_state_comes_back_bit_for_bit() -> None:
 def test_shards_alone_make_a_fresh_start() -> None:
     """Where a worker is lost nobody has all ratios: none go on, here or for who joins."""
     variance = VarianceReductionConfig(every=5).build(for_betas=True)
-    variance.refresh(7, [RATIO])
+    refresh(variance, 7, RATIO)
     joining = VarianceReductionConfig(every=5).build(for_betas=True)
     joining.load_state_dict(variance.state_dict(), torch.device("cpu"))
     variance.forget_shards()

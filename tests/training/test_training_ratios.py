@@ -8,6 +8,7 @@ from ranks import with_reducers
 from torch import nn
 
 from adaptive_platform.collectives import Reducer, ReducerConfig
+from adaptive_platform.gradients import intake, shards
 from adaptive_platform.gradients.buckets import GradientBuckets
 from adaptive_platform.settings import variants_of
 from adaptive_platform.statistics import VarianceReductionConfig
@@ -70,6 +71,18 @@ def config_of(kind: str) -> ReducerConfig:
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5])
 def test_three_steps_with_every_plan(kind, world_size):
     """A refresh, a step with its ratios, and another refresh, which is smoothed."""
+    three_steps(kind, world_size)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_a_shard_may_be_worked_on_in_many_portions(world_size, monkeypatch):
+    """As a CPU does with large ones, gradients arriving one by one; layers then span portions."""
+    monkeypatch.setattr(intake, "_CACHED_BYTES", 1)
+    monkeypatch.setattr(shards, "_LONGEST", 4)
+    three_steps("ring", world_size)
+
+
+def three_steps(kind, world_size):
     passes = 2 if world_size == 1 else 1
     devices = passes * world_size
 
