@@ -5,7 +5,13 @@ and a torus made of them is several times slower than one all-reduce. So those p
 point-to-point messages: segments of a chunk, several in flight, added from preallocated scratch.
 
 Where such phases surround an all-reduce (torus, hierarchical), a large buffer goes through in
-slices: Gloo's own thread sums one slice between the rows while the next is summed along them.
+slices: Gloo's own thread sums one slice between the rows while the next is summed along them. On
+one machine both would share its memory and processor, so there messages are few and long instead;
+and a short buffer is not worth a hand-over to that thread.
+
+Between two workers messages to the higher rank go through the phase's group, those to the lower
+through the group of all. Gloo's thread can't read from a connection while ours writes to it: it
+asks again and again until then, which takes up to a third of a reduction's processor time.
 
 With a narrower type on the wire, messages are cast as they leave and sums are kept in the buffer's
 own type. Who sends a finished part also keeps the rounded values, so that all workers end with the
@@ -16,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -31,8 +37,10 @@ from adaptive_platform.collectives.script import Act, Script, native_phase, writ
 
 __all__ = ["GlooExecutor"]
 
-_EXCHANGE_TAG = 2**20
-"""Beyond the tags of any program."""
+_EXCHANGE_TAG = 2**28
+"""Beyond the tags of any script, with the phase that is added to them."""
+_LONGER = 4
+"""On one machine messages may be as many times longer."""
 
 
 class GlooExecutor(Executor):
@@ -43,7 +51,7 @@ class GlooExecutor(Executor):
         plan_index: Which of the plans of `groups` it is.
         groups: Connections for it.
         rank: This worker.
-        segment_bytes: Largest point-to-point message.
+        segment_bytes: Largest point-to-point message between machines.
         num_slices: Parts of a large buffer that go through the phases one behind the other.
         in_flight: Receives posted ahead.
     """
@@ -76,9 +84,10 @@ class GlooExecutor(Executor):
         """Follow the script for a buffer of this length."""
         script = self._script(
             buffer.numel(),
-            segment=max(1, self._segment_bytes // wire_dtype.itemsize),
+            segment=self._segment(wire_dtype),
             in_flight=self._in_flight,
             num_slices=self._slices(buffer.nbytes),
+            native=buffer.nbytes > self._segment_bytes or len(self._plan.phases) == 1,
             exact=wire_dtype is buffer.dtype,
         )
         self._follow(script, buffer, wire_dtype, deadline)
@@ -95,7 +104,7 @@ class GlooExecutor(Executor):
         middle, last = self._plan.first_half, len(self._plan.phases)
         script = self._script(
             buffer.numel(),
-            segment=max(1, self._segment_bytes // wire_dtype.itemsize),
+            segment=self._segment(wire_dtype),
             in_flight=self._in_flight,
             exact=wire_dtype is buffer.dtype,
             phases=(middle, last) if gathering else (0, middle),
@@ -106,13 +115,18 @@ class GlooExecutor(Executor):
         """As the plan has it."""
         return self._plan.shard(self._rank, length)
 
+    def _segment(self, wire_dtype: torch.dtype) -> int:
+        """Elements of the longest message."""
+        longer = 1 if self._groups.several_machines else _LONGER
+        return max(1, longer * self._segment_bytes // wire_dtype.itemsize)
+
     def _slices(self, num_bytes: int) -> int:
         """Parts that can overlap; one where there is nothing to overlap with."""
-        if self._native is None or len(self._plan.phases) == 1:
+        several = self._groups.several_machines
+        if self._native is None or len(self._plan.phases) == 1 or not several:
             return 1
-        # Shorter messages would cost more than the overlap brings. It brings more where phases
-        # use different wires than on one machine, where they share its memory.
-        shortest = self._segment_bytes // (4 if self._groups.several_machines else 2)
+        # Shorter messages would cost more than the overlap brings.
+        shortest = self._segment_bytes // 4
         largest_group = max(len(group) for group in self._plan.phases[0].groups)
         return max(1, min(self._num_slices, num_bytes // (shortest * largest_group)))
 
@@ -193,7 +207,8 @@ class GlooExecutor(Executor):
             for act, phase, start, stop, work, peer, tag, slot, final in script.instructions:
                 if act is Act.RECEIVE:
                     part = buffer[start:stop] if slot < 0 else slots[slot][: stop - start]
-                    works[work] = groups[phase].backend.recv([part], peer, tag)
+                    way = self._way(groups[phase], phase, peer, tag, leaving=False)
+                    works[work] = way.backend.recv([part], way.peer, way.tag)
                 elif act is Act.SEND:
                     part = wire[start:stop]
                     if not exact:
@@ -201,7 +216,8 @@ class GlooExecutor(Executor):
                         part.copy_(own)
                         if final:
                             own.copy_(part)
-                    works[work] = groups[phase].backend.send([part], peer, tag)
+                    way = self._way(groups[phase], phase, peer, tag, leaving=True)
+                    works[work] = way.backend.send([part], way.peer, way.tag)
                 elif act is Act.BEGIN_SUM:
                     works[work] = _Sum(buffer[start:stop], groups[phase], deadline)
                 elif act is Act.AWAIT_SUM:
@@ -219,6 +235,14 @@ class GlooExecutor(Executor):
             name, group = self._plan.phases[phase].op.value, groups[phase]
             raise LinkError(name, group.label, (group.ranks[peer],), str(error)) from None
 
+    def _way(self, group: Group, phase: int, peer: int, tag: int, *, leaving: bool) -> _Way:
+        """Where a message goes along: up through the phase's group, down through that of all."""
+        other = group.ranks[peer]
+        if leaving == (other > self._rank):
+            return _Way(group.backend, peer, tag)
+        # Groups of several phases meet here, and each counts its own tags.
+        return _Way(self._groups.world.backend, other, tag * len(self._plan.phases) + phase)
+
     def _slots(self, dtype: torch.dtype, length: int) -> list[torch.Tensor]:
         """Memory that arriving summands wait in; grows to the longest message and is kept."""
         slots = self._scratch.get(dtype)
@@ -233,6 +257,14 @@ class GlooExecutor(Executor):
         if memory is None or memory.numel() < length:
             memory = self._casts[dtype] = torch.empty(length, dtype=dtype)
         return memory
+
+
+class _Way(NamedTuple):
+    """A connection to one worker, as a backend knows it."""
+
+    backend: Any
+    peer: int
+    tag: int
 
 
 class _Sum:

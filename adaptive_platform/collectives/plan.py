@@ -286,12 +286,14 @@ class MessagesConfig(ReducerConfig):
     """A reduction made of our own point-to-point messages (with Gloo; NCCL has its own)."""
 
     segment_kib: int = Field(4096, ge=4)
-    """Largest message in KiB, with Gloo; smaller overlaps better, larger wakes threads less often.
-    Scratch memory is up to four times this."""
+    """Largest message in KiB between machines, with Gloo; smaller overlaps better, larger wakes
+    threads less often. On one machine, where there is nothing to overlap with, messages are up to
+    four times as long. Scratch memory is up to four messages."""
     slices: int = Field(4, ge=1)
     """Parts of a large buffer that go through the phases one behind the other, with Gloo: one is
     summed between machines while the next is summed inside them. Fewer where messages would
-    become shorter than a half of `segment_kib`, or a quarter with several machines."""
+    become shorter than a quarter of `segment_kib`, and one on one machine. A buffer that is no
+    longer than `segment_kib` is never handed to Gloo's own thread."""
 
     @property
     def segment_bytes(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import pickle
-import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from types import TracebackType
@@ -12,19 +11,15 @@ from typing import Any
 
 import torch
 
+from adaptive_platform.collectives.channel import Channel
 from adaptive_platform.collectives.deadline import Deadline
 from adaptive_platform.collectives.executor import Executor
-from adaptive_platform.collectives.failure import CollectiveError, LinkError
-from adaptive_platform.collectives.gloo import GlooExecutor
-from adaptive_platform.collectives.groups import Membership, ProcessGroups
-from adaptive_platform.collectives.nccl import Launched, NcclExecutor
-from adaptive_platform.collectives.ordered import Finished, OrderedThread, Pending
+from adaptive_platform.collectives.groups import Membership
+from adaptive_platform.collectives.nccl import NcclExecutor
+from adaptive_platform.collectives.ordered import Finished, Pending
 from adaptive_platform.collectives.plan import Plan, ReducerConfig, Span
 
 __all__ = ["Reducer"]
-
-_ROLL_CALL_SECONDS = 1.0
-"""Part of the time limit kept for asking who is still there."""
 
 
 class Reducer:
@@ -61,21 +56,12 @@ class Reducer:
         roll_call: bool = True,
     ) -> None:
         self._config = config
-        self._join_seconds = join_seconds or config.timeout_seconds
         self._membership = membership
         self._device = torch.device(device)
         self._plans = config.plans(membership.world_size, membership.node_of_rank)
-        self._seconds = 0.0
         self._bytes_sent = 0
-        patience = min(_ROLL_CALL_SECONDS, config.timeout_seconds / 4)
-        self._roll_call_seconds = patience if roll_call else 0.0
-        self._failure: CollectiveError | None = None
-        self._closed = False
-        self._groups: ProcessGroups | None = None
-        self._executors: list[Executor] = []
-        self._halves: Executor | None = None
-        self._thread: OrderedThread | None = None
         plans, rank = self._plans, membership.rank
+        # In halves, the plan of the largest has the groups that it has anyway.
         halves = plans[-1][1].in_halves()
         middle = halves.first_half
         self._half_sent = lru_cache(maxsize=256)(
@@ -86,8 +72,15 @@ class Reducer:
         self._elements_sent = lru_cache(maxsize=256)(
             lambda index, length: plans[index][1].elements_sent(rank, length)
         )
-        if membership.world_size > 1:
-            self._connect()
+        self._channel = Channel(
+            config,
+            membership,
+            self._device,
+            [*(plan for _, plan in plans), halves],
+            join_seconds or config.timeout_seconds,
+            roll_call=roll_call,
+        )
+        self._halves = self._channel.executors[-1] if self._channel.executors else None
 
     @property
     def rank(self) -> int:
@@ -127,7 +120,7 @@ class Reducer:
     @property
     def seconds(self) -> float:
         """Time spent in `start`ed reductions so far, whether or not anyone waited for it."""
-        return self._seconds
+        return self._channel.seconds
 
     @property
     def bytes_sent(self) -> int:
@@ -165,15 +158,15 @@ class Reducer:
         if visit is not None:
             return self._in_halves(buffer, wire_dtype, (False, True), visit)
         wire = self._wire_of(buffer, wire_dtype)
-        if not self._executors or not buffer.numel():
+        if self._halves is None or not buffer.numel():
             return Finished()
         index = self._index_for(buffer.numel() * wire.itemsize)
-        executor = self._executors[index]
+        executor = self._channel.executors[index]
         self._bytes_sent += self._elements_sent(index, buffer.numel()) * wire.itemsize
         buffer = buffer.detach()
         if isinstance(executor, NcclExecutor):
-            return self._on_stream(lambda: executor.launch(buffer, wire), executor)
-        return self._on_thread(
+            return self._channel.launch(lambda: executor.launch(buffer, wire), executor)
+        return self._channel.begin(
             lambda limit: executor.reduce(buffer, wire, limit), buffer.numel() * wire.itemsize
         )
 
@@ -205,7 +198,7 @@ class Reducer:
         wire = wire_dtype or buffer.dtype
         if not wire.is_floating_point or wire.itemsize > buffer.element_size():
             raise ValueError(f"wire_dtype = {wire}: must be a float no wider than {buffer.dtype}")
-        self._check()
+        self._channel.check()
         return wire
 
     def _in_halves(
@@ -225,7 +218,7 @@ class Reducer:
         elements = sum(self._half_sent(buffer.numel(), gathering) for gathering in halves)
         self._bytes_sent += elements * wire.itemsize
         if isinstance(executor, NcclExecutor):
-            return self._on_stream(
+            return self._channel.launch(
                 lambda: executor.launch(buffer, wire, visit, halves=halves), executor
             )
 
@@ -236,7 +229,7 @@ class Reducer:
                     visit(buffer[span.start : span.stop])
                 executor.half(buffer, wire, limit, gathering=gathering)
 
-        return self._on_thread(act, buffer.numel() * wire.itemsize)
+        return self._channel.begin(act, buffer.numel() * wire.itemsize)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum a small tensor of any shape and numeric type over all workers, in place.
@@ -252,7 +245,7 @@ class Reducer:
                 tensor.detach().copy_(whole)
 
         self._bytes_sent += 2 * (self.world_size - 1) * tensor.nbytes // self.world_size
-        self._now(act)
+        self._channel.now(act)
         return tensor
 
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
@@ -272,7 +265,7 @@ class Reducer:
             raise ValueError(f"source {source} is not in [0, {self.world_size})")
         if self.rank == source and self.world_size > 1:
             self._bytes_sent += tensor.nbytes
-        self._now(act)
+        self._channel.now(act)
         return tensor
 
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -282,13 +275,13 @@ class Reducer:
         def act(executor: Executor, limit: Deadline) -> None:
             found.extend(executor.all_gather(tensor.detach().contiguous(), limit))
 
-        self._now(act)
-        return found if self._executors else [tensor.detach().clone()]
+        self._channel.now(act)
+        return found if self._halves is not None else [tensor.detach().clone()]
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """The values of all ranks, in rank order. They are pickled: workers trust each other."""
-        if not self._executors:
-            self._check()
+        if self._halves is None:
+            self._channel.check()
             return [value]
         data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
         lengths = [int(each) for each in self.all_gather(torch.tensor([len(data)]))]
@@ -318,24 +311,18 @@ class Reducer:
         found: list[torch.Tensor] = []
         whole = tensor.detach().contiguous()
         self._bytes_sent += len(to) * whole.nbytes
-        self._now(lambda executor, limit: found.extend(
+        self._channel.now(lambda executor, limit: found.extend(
             executor.exchange(whole, to, sources, limit)
         ))  # fmt: skip
         return found
 
     def barrier(self) -> None:
         """Return when all workers have called it."""
-        self._now(lambda executor, limit: executor.barrier(limit))
+        self._channel.now(lambda executor, limit: executor.barrier(limit))
 
     def close(self) -> None:
         """Let queued operations end, then give back thread and connections. Safe to call twice."""
-        if self._closed:
-            return
-        self._closed = True
-        if self._thread is not None:
-            self._thread.close()
-        if self._groups is not None:
-            self._groups.close(broken=self._failure is not None)
+        self._channel.close()
 
     def __enter__(self) -> Reducer:
         return self
@@ -348,130 +335,5 @@ class Reducer:
     ) -> None:
         self.close()
 
-    def _connect(self) -> None:
-        limit = Deadline(self._join_seconds)
-        trouble: LinkError | None = None
-        # In halves, the plan of the largest has the groups that it has anyway.
-        plans = [plan for _, plan in self._plans]
-        plans.append(plans[-1].in_halves())
-        try:
-            self._groups = ProcessGroups(
-                self._membership,
-                plans,
-                self._device,
-                self._config.timeout_seconds,
-                self._join_seconds,
-            )
-        except LinkError as error:
-            trouble = error.bare()
-        if trouble is not None:
-            raise self._error(trouble, limit, trouble.peers)
-        assert self._groups is not None
-        on_cuda = self._device.type == "cuda"
-        for index, plan in enumerate(plans):
-            self._executors.append(
-                NcclExecutor(plan, index, self._groups, self.rank, self._device)
-                if on_cuda
-                else GlooExecutor(
-                    plan,
-                    index,
-                    self._groups,
-                    self.rank,
-                    self._config.segment_bytes,
-                    self._config.num_slices,
-                )
-            )
-        self._halves = self._executors.pop()
-        if not on_cuda:
-            self._thread = OrderedThread(f"reducer-{self.rank}", int(self._config.lazy_kib * 1024))
-
     def _index_for(self, message_bytes: int) -> int:
         return next(i for i, (limit, _) in enumerate(self._plans) if message_bytes <= limit)
-
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-        if self._closed:
-            raise RuntimeError("this reducer is closed")
-
-    def _now(self, act: Callable[[Executor, Deadline], None]) -> None:
-        """Do `act` after everything started before, and wait for it."""
-        self._check()
-        if not self._executors:
-            return
-        executor = self._executors[0]  # they differ in `reduce` only
-        if self._thread is None:
-            self._attempt(lambda limit: act(executor, limit))
-            return
-        self._thread.submit(lambda: self._attempt(lambda limit: act(executor, limit)), 0).wait()
-
-    def _on_thread(self, act: Callable[[Deadline], None], num_bytes: int) -> Pending:
-        assert self._thread is not None
-
-        def timed(limit: Deadline) -> None:
-            began = time.perf_counter()
-            act(limit)
-            self._seconds += time.perf_counter() - began
-
-        return self._thread.submit(lambda: self._attempt(timed), num_bytes)
-
-    def _on_stream(self, launch: Callable[[], Launched], executor: NcclExecutor) -> Pending:
-        launched: list[Launched] = []
-        self._attempt(lambda _: launched.append(launch()))
-        return _OnStream(self, executor, launched[0])
-
-    def _attempt(self, act: Callable[[Deadline], None]) -> None:
-        """Run one operation; on failure close the groups, see who is left, and raise."""
-        if self._failure is not None:
-            raise self._failure
-        limit = Deadline(self._config.timeout_seconds - self._roll_call_seconds)
-        trouble: LinkError | None = None
-        try:
-            act(limit)
-        except LinkError as error:
-            trouble = error.bare()
-        if trouble is None:
-            return
-        assert self._groups is not None
-        self._groups.close(broken=True)
-        silent: tuple[int, ...] = ()
-        if self._roll_call_seconds:
-            silent = self._groups.roll_call(self._roll_call_seconds)
-        named = tuple(peer for peer in trouble.peers if peer in silent) or silent or trouble.peers
-        self._failure = self._error(trouble, limit, named)
-        raise self._failure
-
-    def _error(
-        self, trouble: LinkError, limit: Deadline, peers: tuple[int, ...]
-    ) -> CollectiveError:
-        return CollectiveError(
-            operation=trouble.operation,
-            group=trouble.group,
-            rank=self.rank,
-            world_size=self.world_size,
-            generation=self._membership.generation,
-            timeout_seconds=self._config.timeout_seconds,
-            after_seconds=limit.elapsed_seconds,
-            peers=peers,
-            reason=trouble.reason,
-        )
-
-
-class _OnStream(Pending):
-    """A reduction on a CUDA stream."""
-
-    def __init__(self, reducer: Reducer, executor: NcclExecutor, launched: Launched) -> None:
-        self._reducer = reducer
-        self._executor = executor
-        self._launched = launched
-
-    def wait(self) -> None:
-        self._reducer._attempt(self._until_done)
-
-    def _until_done(self, limit: Deadline) -> None:
-        seconds = self._executor.await_launched(self._launched, "reduce", limit)
-        self._reducer._seconds += seconds
-
-    @property
-    def done(self) -> bool:
-        return self._launched.ended.query()

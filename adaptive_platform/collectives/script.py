@@ -86,6 +86,7 @@ def write_script(
     segment: int,
     in_flight: int,
     num_slices: int = 1,
+    native: bool = True,
     exact: bool = True,
     phases: tuple[int, int] | None = None,
 ) -> Script:
@@ -99,6 +100,7 @@ def write_script(
         in_flight: Receives posted ahead, which is also the number of scratch slots.
         num_slices: Parts that go through the phases one behind the other, where there is a
             phase that the backend sums by itself.
+        native: Leave such a phase to the backend; if not, it is made of messages like the others.
         exact: Messages are of the buffer's own type. If not, the backend's sums are of no use and
             everything that arrives goes through scratch memory.
         phases: First of the phases to do and the one behind the last; all, unless given. The rest
@@ -107,7 +109,7 @@ def write_script(
     writer = _Writer(plan, rank, segment, in_flight, exact=exact)
     if phases is not None:
         return writer.write_part(length, *phases)
-    return writer.write(length, num_slices)
+    return writer.write(length, num_slices, native=native and exact)
 
 
 class _Writer:
@@ -122,8 +124,8 @@ class _Writer:
         # Members of a group pass through the same phases with it, so they count alike.
         self._next_tag: defaultdict[tuple[int, ...], int] = defaultdict(int)
 
-    def write(self, length: int, num_slices: int) -> Script:
-        middle = native_phase(self._plan) if self._exact else None
+    def write(self, length: int, num_slices: int, *, native: bool) -> Script:
+        middle = native_phase(self._plan) if native else None
         last = len(self._plan.phases)
         written: list[Instruction] = []
         if middle is None:

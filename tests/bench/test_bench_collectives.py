@@ -103,6 +103,29 @@ def test_nothing_is_left_when_the_benchmark_is_ended() -> None:
     assert not left
 
 
+def test_forked_processes_find_imported_what_the_main_module_imports(tmp_path) -> None:
+    main = tmp_path / "main.py"
+    main.write_text(
+        "import sys\n"
+        "FOUND = 'adaptive_platform.bench.rate_plans' in sys.modules\n"
+        "import adaptive_platform.bench.rate_plans\n"
+        "from adaptive_platform.bench.processes import run_group\n"
+        "from test_bench_collectives import found_in_main\n"
+        "if __name__ == '__main__':\n"
+        "    print(FOUND, *run_group(2, found_in_main, fresh=False))\n"
+    )
+    folder = str(Path(__file__).parent)
+    paths = os.pathsep.join([folder, str(Path(folder).parents[1])])
+    said = subprocess.run(
+        [sys.executable, main], env=os.environ | {"PYTHONPATH": paths}, capture_output=True
+    )
+    assert said.stdout.split() == [b"False", b"True", b"True"], said.stderr
+
+
+def found_in_main(membership: Membership) -> bool:
+    return sys.modules["__mp_main__"].FOUND
+
+
 def sleeps(membership: Membership) -> None:
     print(os.getpid(), flush=True)
     time.sleep(120)

@@ -108,8 +108,11 @@ def test_a_cut_link_ends_the_operation_on_every_worker(two_hosts) -> None:
         for worker in workers:
             worker.kill()
     for line in said:
-        assert line.startswith("failed column "), said
+        # A short buffer's row may go on until it needs a sum that the cut has kept away.
+        assert line.startswith(("failed column ", "failed row ")), said
         assert "in time" in line, said
-    # Who can still reach the store sees that the others, and only they, are gone.
+    # Who can still reach the store names whom it waited for, and nobody who is still there.
     for line in said[:2]:
-        assert line.endswith("lost 2 3\n"), said
+        lost = set(line.rpartition("lost ")[2].split())
+        assert lost, said
+        assert lost <= {"2", "3"}, said

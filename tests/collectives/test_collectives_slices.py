@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from ranks import with_reducers
@@ -27,7 +29,8 @@ def sums(config: ReducerConfig, world_size: int) -> list[tuple[torch.Tensor, int
         assert torch.equal(*buffers)
         return buffers[0], reducer.bytes_sent
 
-    return with_reducers(config, world_size, body)
+    nodes = tuple(f"host{rank % 2}" for rank in range(world_size))
+    return with_reducers(config, world_size, body, nodes=nodes)
 
 
 @pytest.mark.parametrize("kind", [TorusConfig, HierarchicalConfig])
@@ -44,7 +47,7 @@ def test_sums_do_not_depend_on_the_slices(kind: type[ReducerConfig], world_size:
 
 
 @pytest.mark.parametrize(("nodes", "expected"), [("aaaa", 1), ("aabb", 3)])
-def test_several_machines_are_worth_shorter_messages(
+def test_one_machine_is_not_worth_slices(
     monkeypatch: pytest.MonkeyPatch, nodes: str, expected: int
 ) -> None:
     counts: list[int] = []
@@ -57,7 +60,7 @@ def test_several_machines_are_worth_shorter_messages(
 
     monkeypatch.setattr(gloo.GlooExecutor, "_slices", spied)
     config = TorusConfig(segment_kib=64, timeout_seconds=20)
-    # 96 KiB in rows of two: a slice is at least 64 KiB on one machine and 32 KiB on several.
+    # 96 KiB in rows of two: a slice is at least 32 KiB.
     buffer_length = 24 * 1024
     with_reducers(
         config, 4, lambda r: r.start(torch.zeros(buffer_length)).wait(), nodes=tuple(nodes)
@@ -72,6 +75,30 @@ def test_the_next_slice_does_not_wait_for_the_sum_between_rows() -> None:
     assert sums == [Act.BEGIN_SUM] * 4 + [Act.AWAIT_SUM] * 4
 
 
+def test_a_short_buffer_is_not_handed_to_the_backend() -> None:
+    plan = TorusConfig(grid=(2, 2)).plan(4)
+    script = write_script(plan, 0, LENGTH, segment=2**14, in_flight=4, native=False)
+    assert not any(i.act in (Act.BEGIN_SUM, Act.AWAIT_SUM) for i in script.instructions)
+
+
+def test_no_connection_carries_messages_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gloo's thread can't read from a connection that is being written to."""
+    ways: list[tuple[int, int, bool]] = []
+    find = gloo.GlooExecutor._way
+
+    def spied(self: gloo.GlooExecutor, *args: Any, leaving: bool) -> Any:
+        found = find(self, *args, leaving=leaving)
+        ways.append((id(found.backend), found.peer, leaving))
+        return found
+
+    monkeypatch.setattr(gloo.GlooExecutor, "_way", spied)
+    config = TorusConfig(timeout_seconds=20)
+    with_reducers(config, 4, lambda reducer: reducer.start(torch.zeros(LENGTH)).wait())
+    assert len(ways) == 4 * 2 * 4  # halves of rows and columns, to and from, of four workers
+    used = {(backend, peer): leaving for backend, peer, leaving in ways}
+    assert all(used[backend, peer] == leaving for backend, peer, leaving in ways)
+
+
 def test_a_lost_worker_ends_all_slices_on_everyone() -> None:
     def body(reducer: Reducer) -> str:
         if reducer.rank == 3:
@@ -82,6 +109,7 @@ def test_a_lost_worker_ends_all_slices_on_everyone() -> None:
         assert 3 in caught.value.peers
         return caught.value.group
 
-    found = with_reducers(TorusConfig(slices=4, segment_kib=64, timeout_seconds=6), 4, body)
+    config = TorusConfig(slices=4, segment_kib=64, timeout_seconds=6)
+    found = with_reducers(config, 4, body, nodes=tuple("aabb"))
     assert found[3] == "left"
     assert all(group.startswith(("row", "column")) for group in found[:3])
