@@ -125,10 +125,9 @@ class GlooExecutor(Executor):
         several = self._groups.several_machines
         if self._native is None or len(self._plan.phases) == 1 or not several:
             return 1
-        # Shorter messages would cost more than the overlap brings.
-        shortest = self._segment_bytes // 4
-        largest_group = max(len(group) for group in self._plan.phases[0].groups)
-        return max(1, min(self._num_slices, num_bytes // (shortest * largest_group)))
+        # Shorter shares, which is what travels between rows, cost more than the overlap brings.
+        shortest = self._segment_bytes // 8 * self._plan.world_size
+        return max(1, min(self._num_slices, num_bytes // shortest))
 
     def all_reduce(self, tensor: torch.Tensor, deadline: Deadline) -> None:
         """Gloo's own, over the group of all workers."""

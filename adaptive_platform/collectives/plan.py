@@ -289,11 +289,11 @@ class MessagesConfig(ReducerConfig):
     """Largest message in KiB between machines, with Gloo; smaller overlaps better, larger wakes
     threads less often. On one machine, where there is nothing to overlap with, messages are up to
     four times as long. Scratch memory is up to four messages."""
-    slices: int = Field(4, ge=1)
+    slices: int = Field(8, ge=1)
     """Parts of a large buffer that go through the phases one behind the other, with Gloo: one is
-    summed between machines while the next is summed inside them. Fewer where messages would
-    become shorter than a quarter of `segment_kib`, and one on one machine. A buffer that is no
-    longer than `segment_kib` is never handed to Gloo's own thread."""
+    summed between machines while the next is summed inside them. Fewer where a worker's share
+    would become shorter than an eighth of `segment_kib`, and one on one machine. A buffer that is
+    no longer than `segment_kib` is never handed to Gloo's own thread."""
 
     @property
     def segment_bytes(self) -> int:

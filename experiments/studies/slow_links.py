@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,6 +41,10 @@ def main() -> None:
     if os.geteuid() != 0:
         print("skipped: network namespaces need root, run it with sudo.")
         return
+    if Path(f"/sys/class/net/{BRIDGE}").exists():
+        sys.exit(
+            f"a network of this study is up: end that run, or remove it with ip link del {BRIDGE}"
+        )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that `finally` runs
     processes: list[subprocess.Popen[bytes]] = []
     try:
@@ -68,6 +73,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--workers-per-host", type=int, default=4)
     parser.add_argument("--mbit", type=int, default=200, help="rate of a network card")
     parser.add_argument("--mb", type=float, nargs="+", default=[25.0], help="message sizes")
+    parser.add_argument("--plans", nargs="+", default=PLANS, help="what to time beside Gloo's own")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
@@ -120,7 +126,7 @@ def work(options: argparse.Namespace) -> None:
             variants[kind](kind=kind, timeout_seconds=300.0),
             Membership(store, rank, world_size, generation, nodes),
         )
-        for generation, kind in enumerate(PLANS)
+        for generation, kind in enumerate(options.plans)
     }
     if rank == 0:
         rate = f"{options.mbit} Mbit/s"

@@ -60,7 +60,7 @@ def test_one_machine_is_not_worth_slices(
 
     monkeypatch.setattr(gloo.GlooExecutor, "_slices", spied)
     config = TorusConfig(segment_kib=64, timeout_seconds=20)
-    # 96 KiB in rows of two: a slice is at least 32 KiB.
+    # 96 KiB over four workers, whose shares have at least 8 KiB: a slice has at least 32 KiB.
     buffer_length = 24 * 1024
     with_reducers(
         config, 4, lambda r: r.start(torch.zeros(buffer_length)).wait(), nodes=tuple(nodes)
