@@ -20,6 +20,7 @@ from adaptive_platform.recipe import load_recipe
 from adaptive_platform.report import Journal, RunResult
 from adaptive_platform.sweeps import launch as sweeping
 from adaptive_platform.sweeps.config import load_sweep
+from adaptive_platform.sweeps.fitting import checked_recipes
 
 ROOT = Path(__file__).parents[1]
 GUIDES = sorted((ROOT / "docs").glob("*.md"))
@@ -92,7 +93,7 @@ def test_a_command_of_ours_runs(command, workplace, monkeypatch, capsys):
 
     def run_sweep(sweep, *, resume=None, console=None):
         planned = sweep.searcher.planned(sweep.space, sweep.budget.trials, sweep.seed)
-        sweeping._checked(sweep, planned)
+        checked_recipes(sweep, planned)
         started.append(sweep)
         return sweeping.SweepResult(exit_code=0, path=resume or "", rows=(), best=None)
 
