@@ -6,8 +6,8 @@ point-to-point messages: segments of a chunk, several in flight, added from prea
 
 Where such phases surround an all-reduce (torus, hierarchical), a large buffer goes through in
 slices: Gloo's own thread sums one slice between the rows while the next is summed along them. On
-one machine both would share its memory and processor, so there messages are few and long instead;
-and a short buffer is not worth a hand-over to that thread.
+one machine both would share its memory and processor, so there all phases are our own messages, few
+and long; and a short buffer is not worth a hand-over to that thread anywhere.
 
 Between two workers messages to the higher rank go through the phase's group, those to the lower
 through the group of all. Gloo's thread can't read from a connection while ours writes to it: it
@@ -87,7 +87,7 @@ class GlooExecutor(Executor):
             segment=self._segment(wire_dtype),
             in_flight=self._in_flight,
             num_slices=self._slices(buffer.nbytes),
-            native=buffer.nbytes > self._segment_bytes or len(self._plan.phases) == 1,
+            native=self._hands_over(buffer.nbytes),
             exact=wire_dtype is buffer.dtype,
         )
         self._follow(script, buffer, wire_dtype, deadline)
@@ -120,10 +120,15 @@ class GlooExecutor(Executor):
         longer = 1 if self._groups.several_machines else _LONGER
         return max(1, longer * self._segment_bytes // wire_dtype.itemsize)
 
+    def _hands_over(self, num_bytes: int) -> bool:
+        """Whether Gloo's own thread sums a phase that is an all-reduce."""
+        if len(self._plan.phases) == 1:
+            return True
+        return self._groups.several_machines and num_bytes > self._segment_bytes
+
     def _slices(self, num_bytes: int) -> int:
         """Parts that can overlap; one where there is nothing to overlap with."""
-        several = self._groups.several_machines
-        if self._native is None or len(self._plan.phases) == 1 or not several:
+        if self._native is None or len(self._plan.phases) == 1 or not self._hands_over(num_bytes):
             return 1
         # Shorter shares, which is what travels between rows, cost more than the overlap brings.
         shortest = self._segment_bytes // 8 * self._plan.world_size

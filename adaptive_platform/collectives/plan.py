@@ -293,7 +293,7 @@ class MessagesConfig(ReducerConfig):
     """Parts of a large buffer that go through the phases one behind the other, with Gloo: one is
     summed between machines while the next is summed inside them. Fewer where a worker's share
     would become shorter than an eighth of `segment_kib`, and one on one machine. A buffer that is
-    no longer than `segment_kib` is never handed to Gloo's own thread."""
+    no longer than `segment_kib` is never handed to Gloo's own thread, nor any on one machine."""
 
     @property
     def segment_bytes(self) -> int:
